@@ -25,6 +25,7 @@ from gradscope.comparison.diagnosis.likely.layers.kernel_differences import Kern
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
+from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
@@ -73,7 +74,8 @@ def with_other_forms(
     ]
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells = CellDifferences.of_both(dumps)
-    kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps, matches)
+    unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
+    kernels = KernelDifferences(dumps, matches, unpaired)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -87,6 +89,7 @@ def with_other_forms(
         if not words and row.status == "different":
             before = norms.read_by(match)
             words = _of_cells(dumps, cells, match) or orders.words(match, before) or kernels.words(match, before)
+            words = words or unpaired.words(match, before)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.
                 found[keys[0]] = reduced, not reductions.have_steps(match)

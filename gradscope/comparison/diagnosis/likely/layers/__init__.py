@@ -2,6 +2,7 @@
 
 - `kernel_differences`: layers with a kernel, which differ in padding, in how they take the kernel, or in a bias.
 - `kernel_uses`: how a layer uses its kernel.
+- `unpaired_vectors`: a bias or a scale that one program alone has.
 - `read_values`: what layers may read of values that are pairs.
 - `scaled_reads`: what layers read that scale and shift a value first.
 - `sampled_products`: some elements of the products of a kernel.

@@ -17,6 +17,7 @@ from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, 
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
 from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
 from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
+from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -38,6 +39,9 @@ _NONE: Final = "no function"
 #: Both tensors of a pair, in the layout of the reference.
 _Both: TypeAlias = tuple[Array, Array]
 
+#: The name of a parameter, and its elements in both programs.
+_Vector: TypeAlias = tuple[str, _Both]
+
 
 class KernelDifferences:
     """KernelDifferences finds in what the layers differ that make the values of a pair.
@@ -45,13 +49,14 @@ class KernelDifferences:
     Args:
         dumps: The dumps.
         matches: Their pairs.
+        unpaired: What the layer of one program has beyond that of the other.
     """
 
-    def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
+    def __init__(self, dumps: Dumps, matches: Sequence[Match], unpaired: UnpairedVectors) -> None:
         self._dumps, self._left, self._work = dumps, _MOST_PAIRS, Work()
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         params = [each for each in matches if split_key(each.ref)[0] == PARAM]
-        self._sources = sources_of(dumps.ref.manifest.layers)
+        self._sources, self._unpaired = sources_of(dumps.ref.manifest.layers), unpaired
         self._kernels = [each for each in params if len(self._shape(each)) > 1]
         self._vectors = [each for each in params if len(self._shape(each)) == 1]
 
@@ -67,31 +72,39 @@ class KernelDifferences:
             return ""
         self._left -= 1
         own = [each for each in read if split_key(each.ref)[0] == PARAM and each not in kernels]
+        vectors = [*self._named(own), *self._of_one_program(match)]
         arguments = dict(self._named(each for each in read if split_key(each.ref)[0] != PARAM))
         shapes = {one.shape[1:] for one, _ in arguments.values()}
         tables = dict(self._named(each for each in kernels if self._shape(each) in shapes))  # as of positions
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
             for kernel, reads in itertools.product(kernels, read_values(arguments | tables, self._steps(match, read))):
-                words = self._of_kernel(kernel, own, _Layers(reads, values, self._work))
+                words = self._of_kernel(kernel, own, vectors, _Layers(reads, values, self._work))
                 if words is not None or self._work.left < 0:
                     return words or ""
-            return self._of_scaled(arguments, kernels, own, values)
+            return self._of_scaled(arguments, kernels, own, vectors, values)
 
     def _of_scaled(
-        self, arguments: Mapping[str, _Both], kernels: Sequence[Match], own: Sequence[Match], values: _Both
+        self,
+        arguments: Mapping[str, _Both],
+        kernels: Sequence[Match],
+        own: Sequence[Match],
+        vectors: Sequence[_Vector],
+        values: _Both,
     ) -> str:
         """Returns in what uses of a kernel differ of which the reference's reads a value that it scales first."""
-        biases = [both for _, both in self._named(own)]
+        biases = [both for _, both in vectors]
         for read, kernel in itertools.product(arguments.items() if len(arguments) == 1 else (), kernels):
             both = self._both(kernel)
             reads = [] if both is None else scaled_values(read, both, values, biases, self._work)
-            if reads and (words := self._of_kernel(kernel, own, _Layers(reads, values, self._work))):
+            if reads and (words := self._of_kernel(kernel, own, vectors, _Layers(reads, values, self._work))):
                 return words
         return ""
 
-    def _of_kernel(self, kernel: Match, own: Sequence[Match], layers: _Layers) -> str | None:
+    def _of_kernel(
+        self, kernel: Match, own: Sequence[Match], vectors: Sequence[_Vector], layers: _Layers
+    ) -> str | None:
         """Returns in what the uses of a kernel differ; None where the reference does not use it so."""
-        kernels, vectors = self._both(kernel), self._named(own)
+        kernels = self._both(kernel)
         biases = [both for _, both in vectors]
         one = None if kernels is None else layers.own(kernels[0], biases)
         if kernels is None or one is None:
@@ -102,7 +115,7 @@ class KernelDifferences:
             if (other := layers.nearest(one, kernels[1], biases, read)) is not None:
                 reads = f"{read.words}, and the reference {layers.reads[0].words}"
                 return " and ".join((reads, *_differences(one, other, [name for name, _ in vectors])))
-        vectors += self._named(self._like(self._vectors, own))
+        vectors = [*vectors, *self._named(self._like(self._vectors, own))]
         biases = [both for _, both in vectors]
         for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
             if (other := layers.nearest(one, array, biases, places=[one.places])) is not None:
@@ -121,12 +134,19 @@ class KernelDifferences:
             if step is not None and step.size <= _MOST_ELEMENTS and self._dumps.ref.resolve(key) not in paired
         }
 
+    def _of_one_program(self, match: Match) -> list[_Vector]:
+        """Returns what the layer of one program may add that has no counterpart, which the other cannot add."""
+        return [
+            (name, (own, np.full_like(own, np.nan)) if in_ref else (np.full_like(own, np.nan), own))
+            for name, own, in_ref in self._unpaired.of(match)
+        ]
+
     def _like(self, params: Sequence[Match], own: Sequence[Match]) -> list[Match]:
         """Returns other parameters of the shapes of some."""
         shapes = {self._shape(each) for each in own}
         return [each for each in params if self._shape(each) in shapes and each not in own][:_MOST_OTHERS]
 
-    def _named(self, params: Iterable[Match]) -> list[tuple[str, _Both]]:
+    def _named(self, params: Iterable[Match]) -> list[_Vector]:
         """Returns parameters by their names in the reference."""
         return [(printable(split_key(each.ref)[1]), both) for each in params if (both := self._both(each)) is not None]
 
