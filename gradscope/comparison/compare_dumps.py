@@ -22,7 +22,7 @@ from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_caus
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
 from gradscope.comparison.diagnosis.likely.other_forms import with_other_forms
-from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted
 from gradscope.comparison.diagnosis.runs.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.diagnosis.suspects.replaying.carried_errors import CarriedErrors
@@ -97,10 +97,10 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger), limit_of_loss)
         for key, each in zip(pairing.only_ref, missing, strict=True)
     }
-    variances = RunningVariances(dumps)
+    statistics = RunningStatistics(dumps)
     if not (options.bitwise or options.has_tolerance):
-        rows |= variances.with_divisors(pairing.matched, rows)
-    rows |= with_likely_causes(dumps, pairing.matched, rows, variances, kinks)
+        rows |= statistics.with_divisors(pairing.matched, rows)
+    rows |= with_likely_causes(dumps, pairing.matched, rows, statistics, kinks)
     rows |= with_other_forms(dumps, pairing.matched, rows) | in_need_of_no_tolerance(dumps, pairing, rows)
     rows |= {key: replace(rows[key], likely=what) for key, what in kept_pairs.unlike.items() if key in rows}
     every = (

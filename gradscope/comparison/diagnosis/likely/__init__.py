@@ -6,7 +6,7 @@
 - `sum_differences`: values that are functions of other sums, as where a residual is left out.
 - `layers`: norms, and layers with a kernel, that differ in a few facts; values that are flattened in another order.
 - `dropouts`: a dropout that one value is behind and the other is not.
-- `running_variances`: running variances that the programs divide by different numbers.
+- `running_statistics`: running statistics that move by another share, and variances that are divided by other numbers.
 - `different_batches`: batches of different sizes, with some examples in common, or with rows in several orders.
 - `loss_difference`: losses that differ, and whether that is their reduction: all gradients are the same multiple.
 """

@@ -1,8 +1,9 @@
 """`with_likely_causes` finds simple relations that explain why a tensor differs from the reference.
 
-It tests for the values of another tensor (two that were swapped), another order of axes, another order along the first
-axis (the layers of a scan), a factor (a mean for a sum, a sign), a running variance that is divided by another number
-(`running_variances`), and a few elements at which rounding decides (`judging/rounding/kinks`).
+It tests for the values of another tensor (two that were swapped), another order of axes, another order along the
+first axis (the layers of a scan), a factor (a mean for a sum, a sign), running statistics that are divided by another
+number or move by another share (`running_statistics`), and a few elements at which rounding decides
+(`judging/rounding/kinks`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import OF_SLICES
-from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
@@ -47,7 +48,11 @@ _LEAST_FACTOR: Final = 1e-3
 
 
 def with_likely_causes(
-    dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow], variances: RunningVariances, kinks: Kinks
+    dumps: Dumps,
+    matches: Sequence[Match],
+    rows: Mapping[str, ComparisonRow],
+    statistics: RunningStatistics,
+    kinks: Kinks,
 ) -> dict[str, ComparisonRow]:
     """Returns the rows of pairs that differ, with what explains it.
 
@@ -55,7 +60,7 @@ def with_likely_causes(
         dumps: The dumps of the pairs.
         matches: The pairs.
         rows: Their rows, by the reference's keys.
-        variances: The running variances of the dumps.
+        statistics: The running statistics of the dumps.
         kinks: Their kinks.
     """
     names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
@@ -67,7 +72,7 @@ def with_likely_causes(
         likely = ""
         if row.family == ACTIVATION_GRAD and row.name in agreeing:
             likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
-        found[match.ref] = likely or _diagnosis(dumps, match, row, names, variances)
+        found[match.ref] = likely or _diagnosis(dumps, match, row, names, statistics)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
 
@@ -76,7 +81,7 @@ def _diagnosis(
     match: Match,
     row: ComparisonRow,
     names_by_hash: Mapping[str, str],
-    variances: RunningVariances,
+    statistics: RunningStatistics,
 ) -> str:
     """Returns a clause that explains the difference of a pair, such as `is 0.5 times the reference's`.
 
@@ -85,7 +90,7 @@ def _diagnosis(
         match: The pair.
         row: Its row.
         names_by_hash: The reference's names of tensors by their hashes.
-        variances: The running variances of the dumps.
+        statistics: The running statistics of the dumps.
 
     Returns:
         A clause about the candidate's tensor; "" where no simple relation is found.
@@ -97,7 +102,7 @@ def _diagnosis(
         found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
         if found:
             return found
-    if row.family == AUX and (found := variances.other_divisor(match)):
+    if row.family == AUX and (found := statistics.other_divisor(match) or statistics.other_share(match)):
         return found
     if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
         return found

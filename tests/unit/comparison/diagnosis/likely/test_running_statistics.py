@@ -12,7 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 
@@ -55,6 +55,22 @@ def test_another_divisor_of_a_running_variance_is_reported_within_the_tolerance(
     assert gs.compare(biased, unbiased, tol=1e-2).verdict == "same"
 
 
+def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
+    kept, swapped, slower = (_program("norm", before="drawn", momentum=each) for each in (0.1, 0.9, 0.03))
+    sentence = gs.compare(kept, swapped).sentence
+    words = (
+        "it moves 9 times as far from its value before the step as the reference's, as with a momentum of 0.9 for 0.1"
+    )
+    assert words in sentence, sentence
+    assert (
+        "moves 0.3 times as far from its value before the step as the reference's)" in gs.compare(kept, slower).sentence
+    )
+    # Where the update is another one, no share is told.
+    other = _program("norm", before="drawn", momentum=0.9, unbiased=True)
+    doubled = _program("norm", before="ones", momentum=0.1)
+    assert not any("times as far" in gs.compare(kept, each).sentence for each in (other, doubled))
+
+
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_no_other_difference_is_taken_for_another_divisor(before: str, unbiased: bool) -> None:
@@ -94,9 +110,9 @@ def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
     one, other = program(unbiased=False).source, program(unbiased=True).source
     counting: Any = _Counting(one)
     matches = [Match.of(key, key, "name") for key in one.keys() if key.startswith("aux/")]  # noqa: SIM118 - no mapping
-    variances = RunningVariances(Dumps(ref=counting, cand=other))
+    statistics = RunningStatistics(Dumps(ref=counting, cand=other))
     assert len(matches) == 5
-    assert {variances.other_divisor(match) for match in matches} == {
+    assert {statistics.other_divisor(match) for match in matches} == {
         "divides the variance by 49, and the reference by 50"
     }
     assert counting.looks == 2

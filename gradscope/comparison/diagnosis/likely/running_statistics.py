@@ -1,7 +1,8 @@
-"""`RunningVariances` finds running variances of which the programs divide by different numbers of values.
+"""`RunningStatistics` finds running statistics of a batch norm that the programs update in different ways.
 
-One divides by the number of values, and the other by one less. That shows a difference that is within tolerance, too;
-no other diagnosis changes the verdict.
+A variance is divided by the number of values in one, and by one less in the other. That shows a difference that is
+within tolerance, too; no other diagnosis changes the verdict. Or statistics move by another share of the way to those
+of the batch, as where a momentum is what one keeps and what the other adds.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ _LEAST_ROUNDINGS: Final = 8
 #: The relative error of what a difference shows beside rounding.
 _NEARLY: Final = 0.05
 
+#: The relative error of two updates that are multiples of each other.
+_PARALLEL: Final = 1e-3
 
-class RunningVariances:
-    """RunningVariances finds running variances that are divided by another number.
+#: Shares that are common, each with what is left of one: what one program keeps is what the other adds.
+_MOMENTA: Final = (0.1, 0.01, 0.001, 0.9, 0.99, 0.999)
+
+
+class RunningStatistics:
+    """RunningStatistics finds how updates of running statistics differ.
 
     Args:
         dumps: The dumps.
@@ -62,20 +69,10 @@ class RunningVariances:
         Args:
             match: A pair of auxiliary outputs.
         """
-        old = self._before(split_key(match.ref)[1])
-        if (
-            old is None
-            or not match.recipe.plain
-            or not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand))
-        ):
+        if (found := self._updated(match)) is None:
             return ""
-        arrays = (old, self._dumps.ref.array(match.ref), self._dumps.cand.array(match.cand))
-        start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)
-        if (
-            not new.shape == other.shape == start.shape
-            or new.size < _FEWEST_CHANNELS
-            or min(new.min(), start.min()) < 0
-        ):
+        start, new, other = found
+        if new.size < _FEWEST_CHANNELS or min(new.min(), start.min()) < 0:
             return ""
         apart, rounding = other - new, machine_epsilon(self._dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
         if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
@@ -87,6 +84,42 @@ class RunningVariances:
                 if 0 < share < 1 and np.linalg.norm(kept - share * start) <= _NEARLY * np.linalg.norm(factor * apart):
                     return f"divides the variance by {used}, and the reference by {expected}"
         return ""
+
+    def other_share(self, match: Match) -> str:
+        """Returns by how many times as much statistics move that programs update by other shares; "" where they do not.
+
+        Args:
+            match: A pair of auxiliary outputs.
+        """
+        if (found := self._updated(match)) is None or found[0].size < _FEWEST_CHANNELS:
+            return ""
+        start, new, other = found
+        own, its = new - start, other - start
+        if not np.any(own) or not np.any(start):  # without old values, they are multiples of each other
+            return ""
+        ratio = float(own @ its) / float(own @ own)
+        if not ratio > 0 or np.linalg.norm(its - ratio * own) > _PARALLEL * min(
+            np.linalg.norm(its), np.linalg.norm(own)
+        ):
+            return ""
+        if abs(ratio - 1) < _NEARLY:
+            return ""
+        swapped = next((each for each in _MOMENTA if abs(ratio * each / (1 - each) - 1) <= _PARALLEL), None)
+        as_if = "" if swapped is None else f", as with a momentum of {1 - swapped:g} for {swapped:g}"
+        return f"moves {ratio:.4g} times as far from its value before the step as the reference's{as_if}"
+
+    def _updated(self, match: Match) -> tuple[Array, Array, Array] | None:
+        """Returns statistics before an update, and behind those of both programs; None where one is not known."""
+        old = self._before(split_key(match.ref)[1])
+        if (
+            old is None
+            or not match.recipe.plain
+            or not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand))
+        ):
+            return None
+        arrays = (old, self._dumps.ref.array(match.ref), self._dumps.cand.array(match.cand))
+        start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)
+        return (start, new, other) if start.shape == new.shape == other.shape else None
 
     def _before(self, name: str) -> Array | None:
         """Returns the parameter or state that an auxiliary output updates, by its name; None where there is none."""
