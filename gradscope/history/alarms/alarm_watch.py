@@ -95,7 +95,7 @@ class AlarmWatch:
                 continue
             if not math.isfinite(value):
                 if NONFINITE not in self._above:
-                    found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
+                    found.append(Alarm(step=number, rule=NONFINITE, why=_not_finite(rule.watches, value)))
                 self._above.add(NONFINITE)
                 return found
             limit, calm = self._limits(rule.name, value)
@@ -226,6 +226,12 @@ class AlarmWatch:
 def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:
     l2 = stats.get("l2")
     return math.log10(l2) if l2 else None
+
+
+def _not_finite(watched: str | None, value: float) -> str:
+    squares = watched in ("grad_norm", "update_norm") and value == math.inf
+    why = ", as an element is, or the sum of their squares is beyond float32" if squares else ""
+    return f"the {_shown(watched)} is {value}{why}"
 
 
 def _shown(column: str | None) -> str:
