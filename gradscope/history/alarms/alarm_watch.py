@@ -96,8 +96,9 @@ class AlarmWatch:
             if not math.isfinite(value):
                 if NONFINITE not in self._above:
                     found.append(Alarm(step=number, rule=NONFINITE, why=_not_finite(rule.watches, value)))
-                self._above.add(NONFINITE)
+                self._above |= {NONFINITE, str(rule.watches)}
                 return found
+            self._above.discard(str(rule.watches))
             limit, calm = self._limits(rule.name, value)
             self._windows[rule.name].append(value)
             if value <= calm:
@@ -106,7 +107,9 @@ class AlarmWatch:
                 self._above.add(rule.name)
                 why = f"the {_shown(rule.watches)} is {value:.4g}, above {limit:.4g}, the limit of the last steps"
                 found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
-        self._above.discard(NONFINITE)
+        # Of a step that is not recorded only the loss is known: a norm that was not finite may still be none.
+        if not self._above & {*_TITLES}:
+            self._above.discard(NONFINITE)
         return found
 
     def diverging(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:

@@ -299,6 +299,16 @@ def test_a_norm_may_be_infinite_where_no_element_is(norm: float) -> None:
     assert alarm.why.startswith(f"the norm of the gradients is {norm}")
 
 
+def test_a_norm_that_stays_without_a_number_is_one_alarm_though_the_loss_is_known_in_between() -> None:
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step in range(41):
+        of_recorded = {"grad_norm": float("nan") if step != 30 else 1.0} if step % 10 == 0 else {}
+        found += watch.step(step, {"loss": 1.0, **of_recorded})
+        state, watch = watch.to_json(), AlarmWatch({})
+        watch.restore(state)
+    assert [(alarm.step, alarm.rule) for alarm in found] == [(0, "nonfinite"), (40, "nonfinite")]
+
+
 def test_what_sound_schedules_do_is_no_alarm() -> None:
     def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8
