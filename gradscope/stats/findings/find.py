@@ -129,23 +129,24 @@ RULES: Final = (
     ),
     FindingRule(
         name="exploding",
-        sentence="The gradient grows from layer to layer on its way back from the loss; or the signal does, because "
-        "inputs are not scaled or weights have grown.",
+        sentence="The gradient grows from layer to layer, or from step to step of a recurrence, on its way back from "
+        "the loss; or the signal does, because inputs are not scaled or weights have grown.",
         formula="Theil-Sen slope of log l2(gradient of a layer's output) over the chain of layers with a kernel, times "
         "their number: first layers / last ones; at least 6 layers, ends and middle in order",
         thresholds=("exploding",),
         remedy="Normalise in each block, scale residual branches down by their number, clip the gradient's norm, "
-        "normalise inputs to deviation 1, lower the learning rate.",
+        "normalise inputs to deviation 1, lower the learning rate; in a recurrence, draw its kernel orthogonal.",
         checks=(trends.exploding, batch_rules.inputs),
     ),
     FindingRule(
         name="vanishing",
-        sentence="The gradient shrinks from layer to layer on its way back from the loss, or is lost between two.",
+        sentence="The gradient shrinks from layer to layer, or from step to step of a recurrence, on its way back from "
+        "the loss, or is lost between two layers.",
         formula="as for `exploding`: first layers / last ones; or all of l2(gradient of a layer's output) up to one "
         "layer < 1e-10 of the next one's, and l2(gradient) < 6e-16 l2(W) for all kernels up to there",
         thresholds=("vanishing",),
         remedy="Use residual connections, a normalisation in each block, an activation function whose derivative is "
-        "not below 1 everywhere (ReLU, GELU), and kernels of its gain.",
+        "not below 1 everywhere (ReLU, GELU), and kernels of its gain; in a recurrence, a gate that keeps the state.",
         checks=(trends.vanishing,),
     ),
     FindingRule(
