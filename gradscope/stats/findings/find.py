@@ -117,7 +117,7 @@ RULES: Final = (
         name="saturated",
         sentence="A bounded function (tanh, sigmoid, softmax) inside the model is at its limits, where it passes no "
         "gradient, whether or not a layer returns its result; or a softmax or a sigmoid goes through another one.",
-        formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
+        formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K^2 mean(p^2) - 1) / (K - "
         "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.98 later), "
         "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not where a mask "
         "behind drops them: nearly as many elements get no gradient, and of the others less than half are there; not "

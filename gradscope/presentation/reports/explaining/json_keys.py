@@ -152,7 +152,7 @@ _LEVEL: Final = {
     "second": "The mean of the `count` losses after them",
     "last": "The mean of the last `count` losses",
     "count": "How many losses each mean is of",
-    "ratio": "The median size of the updates, relative to the parameters",
+    "ratio": "The norm of the updates over that of the parameters, at the last recorded step",
     "shrinking": "Where most parameters shrink away, how many do (`parameters`), of how many (`of`) that did not begin "
     "at zero, and the median share of their norms that is left (`left`)",
     "parameters": "The parameters whose updates alone point along their gradients at every recorded step",
