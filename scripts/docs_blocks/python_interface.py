@@ -1,12 +1,12 @@
-"""The Python interface: each name that can be imported from `gradscope`, with its signature and docstring.
+"""The Python interface: the signature and docstring of each name that can be imported.
 
-Read from the source and not from the objects, so that JAX need not be imported.
+These are the names of `gradscope`, and `capture` for PyTorch, which nothing in it imports. They are read from the
+source and not from the objects, so that neither JAX nor PyTorch need be imported.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ _ENTRY: Final = re.compile(r"^(?=\w[\w.]*: )", re.MULTILINE)
 _WIDTH: Final = 100
 #: Decorators of what is read and not called.
 _READ: Final = frozenset({"property", "cached_property", "column"})
+_TORCH_CAPTURE: Final = "gradscope.frameworks.torch.capture"
 _COLUMNS: Final = {each.base: each for each in columns_of("tensor")}
 
 
@@ -38,6 +39,11 @@ def functions() -> str:
 
 def classes() -> str:
     return "\n\n".join(section(name, each) for name, each in names() if isinstance(each, ast.ClassDef))
+
+
+def torch_functions() -> str:
+    found = definition(_TORCH_CAPTURE, "capture")
+    return section("capture", found, heading=_TORCH_CAPTURE)
 
 
 def names() -> Iterator[tuple[str, Definition]]:
@@ -64,17 +70,17 @@ def definition(module: str, name: str) -> Definition:
 
 @cache
 def source_of(module: str) -> ast.Module:
-    # Finding the specification imports the packages around a module, none of which imports JAX.
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    # The file is found by its path: importing the packages around `capture` for PyTorch would import PyTorch.
+    path = Path(gradscope.__file__).parents[1].joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def section(name: str, found: Definition) -> str:
+def section(name: str, found: Definition, heading: str = "") -> str:
+    title = f"### `{heading or name}`"
     if isinstance(found, ast.ClassDef):
-        return "\n\n".join(filter(None, [f"### `{name}`", prose(found), members(found)]))
-    return "\n\n".join([f"### `{name}`", f"```python\n{signature(name, found)}\n```", prose(found)])
+        return "\n\n".join(filter(None, [title, prose(found), members(found)]))
+    return "\n\n".join([title, f"```python\n{signature(name, found)}\n```", prose(found)])
 
 
 def signature(name: str, found: ast.FunctionDef) -> str:
@@ -139,4 +145,8 @@ def call(method: ast.FunctionDef) -> str:
     return f"{method.name}({', '.join(each.arg for each in arguments if each.arg not in ('self', 'cls'))})"
 
 
-BLOCKS: Final[dict[str, Callable[[], str]]] = {"python-functions": functions, "python-classes": classes}
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "python-functions": functions,
+    "python-classes": classes,
+    "python-torch": torch_functions,
+}

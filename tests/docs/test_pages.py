@@ -140,6 +140,18 @@ def test_every_public_name_has_a_text_and_every_member_a_meaning() -> None:
     assert re.findall(r"^\| .*\|  \|$", page, re.MULTILINE) == []
 
 
+def test_what_a_page_imports_from_a_package_of_gradscope_is_in_the_reference() -> None:
+    pages = [page for page in PAGES if page.suffix == ".md" and page.name != "CHANGELOG.md"]
+    found = {
+        f"{module}.{name}"
+        for page in pages
+        for module, name in re.findall(r"^from (gradscope\.\S+) import (\w+)$", text_of(page), re.MULTILINE)
+    }
+    assert found != set()
+    reference = text_of(DOCS / "reference" / "python.md")
+    assert [name for name in sorted(found) if f"### `{name}`" not in reference] == []
+
+
 def test_the_version_has_an_entry_in_the_changelog() -> None:
     changelog = text_of(REPOSITORY / "CHANGELOG.md")
     versions = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", changelog, re.MULTILINE)

@@ -95,9 +95,10 @@ class AlarmWatch:
                 continue
             if not math.isfinite(value):
                 if NONFINITE not in self._above:
-                    found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
-                self._above.add(NONFINITE)
+                    found.append(Alarm(step=number, rule=NONFINITE, why=_not_finite(rule.watches, value)))
+                self._above |= {NONFINITE, str(rule.watches)}
                 return found
+            self._above.discard(str(rule.watches))
             limit, calm = self._limits(rule.name, value)
             self._windows[rule.name].append(value)
             if value <= calm:
@@ -106,7 +107,9 @@ class AlarmWatch:
                 self._above.add(rule.name)
                 why = f"the {_shown(rule.watches)} is {value:.4g}, above {limit:.4g}, the limit of the last steps"
                 found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
-        self._above.discard(NONFINITE)
+        # Of a step that is not recorded only the loss is known: a norm that was not finite may still be none.
+        if not self._above & {*_TITLES}:
+            self._above.discard(NONFINITE)
         return found
 
     def diverging(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:
@@ -226,6 +229,12 @@ class AlarmWatch:
 def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:
     l2 = stats.get("l2")
     return math.log10(l2) if l2 else None
+
+
+def _not_finite(watched: str | None, value: float) -> str:
+    squares = watched in ("grad_norm", "update_norm") and value == math.inf
+    why = ", as an element is, or the sum of their squares is beyond float32" if squares else ""
+    return f"the {_shown(watched)} is {value}{why}"
 
 
 def _shown(column: str | None) -> str:

@@ -44,7 +44,8 @@ class NoFall:
         if self.last - self.first > _SMALL * abs(self.first):
             return "risen"
         fell = self.start - self.last > _SMALL * abs(self.start)
-        return "fallen in its first steps, and hardly since" if fell else "hardly fallen"
+        since = "risen" if self.last - self.first > _LEAST_FALL * abs(self.first) else "hardly"
+        return f"fallen in its first steps, and {since} since" if fell else "hardly fallen"
 
 
 def no_fall(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> NoFall | None:

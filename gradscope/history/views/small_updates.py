@@ -33,12 +33,14 @@ class SmallUpdates:
         second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`, also when its
             start at zero is made up for; else None.
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
+        infinite_moment: Whether the second moment is infinite, so that Adam's updates are zero.
         no_gradient: Whether all gradients are exactly zero at all recorded steps: a weight decay still makes updates.
     """
 
     moved: float
     second_moment: float | None
     one_norm: bool
+    infinite_moment: bool = False
     no_gradient: bool = False
 
 
@@ -60,13 +62,15 @@ def small_updates(
     if not known.any() or not len(losses["step"]):
         return None
     moved = float((updates[known] / params[known]).max() * len(losses["step"]))
-    if not 0 < moved < _HARDLY:
+    infinite = _is_infinite(history)
+    if not (moved > 0 or infinite) or moved >= _HARDLY:
         return None
     moment, begun = _second_moment(history), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
     return SmallUpdates(
         moved=moved,
         second_moment=moment if moment is not None and moment < EPSILON * begun else None,
         one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
+        infinite_moment=infinite,
         no_gradient=bool((steps["grad_norm"] == 0).all()),
     )
 
@@ -78,7 +82,17 @@ def _spread(norms: np.ndarray) -> float:
 
 def _second_moment(history: History) -> float | None:
     """Returns the root of the mean of `nu` at the last recorded step, the median over the parameters."""
-    numbers = [number for number, tensor in history.tensors.items() if tensor.family == "slot/nu"]
-    columns = history.columns(("mean",)) if numbers else {}
-    last = [float(columns[number]["mean"][-1]) for number in numbers if number in columns]
+    last = _last_of_moment(history, "mean")
     return float(np.sqrt(np.median(last))) if last and min(last) >= 0 else None
+
+
+def _is_infinite(history: History) -> bool:
+    """Returns whether `nu` has an infinity at the last recorded step, for most parameters."""
+    last = _last_of_moment(history, "inf")
+    return bool(last) and float(np.median([each > 0 for each in last])) == 1.0
+
+
+def _last_of_moment(history: History, column: str) -> list[float]:
+    numbers = [number for number, tensor in history.tensors.items() if tensor.family == "slot/nu"]
+    columns = history.columns((column,)) if numbers else {}
+    return [float(columns[number][column][-1]) for number in numbers if number in columns]

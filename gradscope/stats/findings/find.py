@@ -117,7 +117,7 @@ RULES: Final = (
         name="saturated",
         sentence="A bounded function (tanh, sigmoid, softmax) inside the model is at its limits, where it passes no "
         "gradient, whether or not a layer returns its result; or a softmax or a sigmoid goes through another one.",
-        formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
+        formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K^2 mean(p^2) - 1) / (K - "
         "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.98 later), "
         "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not where a mask "
         "behind drops them: nearly as many elements get no gradient, and of the others less than half are there; not "
@@ -129,23 +129,24 @@ RULES: Final = (
     ),
     FindingRule(
         name="exploding",
-        sentence="The gradient grows from layer to layer on its way back from the loss; or the signal does, because "
-        "inputs are not scaled or weights have grown.",
+        sentence="The gradient grows from layer to layer, or from step to step of a recurrence, on its way back from "
+        "the loss; or the signal does, because inputs are not scaled or weights have grown.",
         formula="Theil-Sen slope of log l2(gradient of a layer's output) over the chain of layers with a kernel, times "
         "their number: first layers / last ones; at least 6 layers, ends and middle in order",
         thresholds=("exploding",),
         remedy="Normalise in each block, scale residual branches down by their number, clip the gradient's norm, "
-        "normalise inputs to deviation 1, lower the learning rate.",
+        "normalise inputs to deviation 1, lower the learning rate; in a recurrence, draw its kernel orthogonal.",
         checks=(trends.exploding, batch_rules.inputs),
     ),
     FindingRule(
         name="vanishing",
-        sentence="The gradient shrinks from layer to layer on its way back from the loss, or is lost between two.",
+        sentence="The gradient shrinks from layer to layer, or from step to step of a recurrence, on its way back from "
+        "the loss, or is lost between two layers.",
         formula="as for `exploding`: first layers / last ones; or all of l2(gradient of a layer's output) up to one "
         "layer < 1e-10 of the next one's, and l2(gradient) < 6e-16 l2(W) for all kernels up to there",
         thresholds=("vanishing",),
         remedy="Use residual connections, a normalisation in each block, an activation function whose derivative is "
-        "not below 1 everywhere (ReLU, GELU), and kernels of its gain.",
+        "not below 1 everywhere (ReLU, GELU), and kernels of its gain; in a recurrence, a gate that keeps the state.",
         checks=(trends.vanishing,),
     ),
     FindingRule(

@@ -133,6 +133,25 @@ def is_of_optimizer(name: str) -> bool:
     return not _OPTIMIZERS.isdisjoint(components(name))
 
 
+def of_optimizers(names: Collection[str]) -> frozenset[str]:
+    """Returns the names of what optimizers store for other tensors of these names.
+
+    A word such as `mu` may also be the name of a layer: it is an optimizer's where what it stands beside is the name of
+    another tensor, as `conv.weight` in `optim.conv.weight.exp_avg`, and so are all names with the same words then.
+
+    Args:
+        names: The names in a file.
+    """
+    parts = {name: components(name) for name in names}
+    words = {name: tuple(part for part in each if part in _OPTIMIZERS) for name, each in parts.items()}
+    plain = {parts[name] for name, each in words.items() if not each}
+    rests = {
+        name: tuple(part for part in parts[name] if part not in _OPTIMIZERS) for name, each in words.items() if each
+    }
+    of_others = {words[name] for name, rest in rests.items() if any(rest[at:] in plain for at in range(len(rest) - 1))}
+    return frozenset(name for name, each in words.items() if each in of_others)
+
+
 def has_optimizer_alone(saved: Collection[str]) -> bool:
     """Returns whether a file has what an optimizer stores, and nothing else but numbers at its top."""
     names = [parts[:-1] if parts[-1] == _VALUE else parts for parts in map(components, saved)]

@@ -292,6 +292,23 @@ def test_where_parameters_are_not_finite_nothing_else_is_an_alarm() -> None:
     assert (alarm.step, alarm.rule) == (3, "nonfinite")
 
 
+@pytest.mark.parametrize("norm", [np.inf, np.nan], ids=["infinite", "no number"])
+def test_a_norm_may_be_infinite_where_no_element_is(norm: float) -> None:
+    (alarm,) = AlarmWatch({}).step(0, {"loss": 1e22, "grad_norm": norm, "update_norm": norm})
+    assert (alarm.rule, "or the sum of their squares" in alarm.why) == ("nonfinite", bool(np.isinf(norm)))
+    assert alarm.why.startswith(f"the norm of the gradients is {norm}")
+
+
+def test_a_norm_that_stays_without_a_number_is_one_alarm_though_the_loss_is_known_in_between() -> None:
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step in range(41):
+        of_recorded = {"grad_norm": float("nan") if step != 30 else 1.0} if step % 10 == 0 else {}
+        found += watch.step(step, {"loss": 1.0, **of_recorded})
+        state, watch = watch.to_json(), AlarmWatch({})
+        watch.restore(state)
+    assert [(alarm.step, alarm.rule) for alarm in found] == [(0, "nonfinite"), (40, "nonfinite")]
+
+
 def test_what_sound_schedules_do_is_no_alarm() -> None:
     def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8

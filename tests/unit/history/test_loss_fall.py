@@ -50,8 +50,9 @@ def test_few_losses_and_those_that_are_not_finite_say_nothing() -> None:
     ("level", "verb"),
     [(lambda at: np.full(len(at), 1.39), "hardly fallen"), (lambda at: 2.0 + 0.1 * at, "risen"),
      (lambda at: -9.0 + 0.03 * at, "risen"),
-     (lambda at: 1.5 + 5 * np.exp(-at), "fallen in its first steps, and hardly since")],
-    ids=["that stays", "that rises", "below zero that rises", "that comes to its end at once"],
+     (lambda at: 1.5 + 5 * np.exp(-at), "fallen in its first steps, and hardly since"),
+     (lambda at: 1.5 + 3e-3 * at + 5 * np.exp(-at), "fallen in its first steps, and risen since")],
+    ids=["that stays", "that rises", "below zero that rises", "that comes to its end at once", "that rises again"],
 )  # fmt: skip
 def test_it_is_said_what_a_loss_does(level: Callable[[np.ndarray], np.ndarray], verb: str) -> None:
     found = judged(level)

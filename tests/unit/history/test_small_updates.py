@@ -23,6 +23,7 @@ def read(
     nu: float = 1e-6,
     slope: float = 0.0,
     gradients: float = 1.0,
+    infinite: int = 0,
     steps: int = 20,
 ) -> Learning:
     """What a run says whose loss is level but for a slope, whose updates have a size, and Adam's `nu` a mean."""
@@ -35,7 +36,9 @@ def read(
                 "step": step, "loss": 1 - slope * step + 0.01 * float(noise.normal()), "param_norm": 1.0,
                 "grad_norm": gradients * gradient, "update_norm": update * size,
             }  # fmt: skip
-            stats: dict[str, dict[str, float | int | None]] = {f"slot/nu/{name}": {"mean": nu} for name in "ab"}
+            stats: dict[str, dict[str, float | int | None]] = {
+                f"slot/nu/{name}": {"mean": nu, "inf": infinite} for name in "ab"
+            }
             record = StepRecord(numbers=numbers, stats=stats)
             history.write(lambda record=record: record)
     with History(folder) as history:
@@ -50,6 +53,9 @@ def read(
         ({"nu": 4e-17}, "as by a learning rate that is too small"),  # of gradients of 4.5e-8, as it begins at zero
         ({"nu": 0.0}, "`nu` is 0, below the epsilon of 1e-08"),
         ({"nu": 0.0, "gradients": 0.0}, "every gradient is exactly zero"),
+        ({"nu": np.nan, "infinite": 4}, "`nu` is infinite"),
+        ({"nu": np.nan, "infinite": 4, "update": 0.0}, "`nu` is infinite"),
+        ({"nu": np.nan, "infinite": 4, "update": 0.01}, ""),
         ({"varied": False}, "one norm at every recorded step"),
         ({"update": 0.01}, ""),
         ({"update": 0.01, "varied": False}, ""),

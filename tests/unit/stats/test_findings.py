@@ -114,6 +114,28 @@ def test_a_gradient_that_shrinks_by_the_layer_vanishes_whatever_its_scale(scale:
     assert rules(chain([scale] * 10)) == []
 
 
+@pytest.mark.parametrize("factor", [0.2, 5.0], ids=["vanishing", "exploding"])
+def test_what_to_do_about_the_steps_of_a_recurrence_is_another_matter(factor: float) -> None:
+    """They have one kernel; the blocks of a loop have one each, stacked."""
+    blocks = chain([factor ** (9 - n) for n in range(10)])
+    assert "from layer to layer" in find(blocks)[0].why
+    assert not find(blocks)[0].repair
+    kernels = [each for each in blocks.entries if each.name == "dense0/kernel"]
+    rest = tuple(each for each in blocks.entries if not each.name.endswith("/kernel"))
+    renamed = {each.path: f"cell[{n}]" for n, each in enumerate(blocks.layers)}
+    for shape, steps in (((4, 4), True), ((10, 4, 4), False)):
+        one = tuple(replace(each, name="cell/kernel", shape=shape) for each in kernels)
+        entries = (*one, *(replace(each, name=renamed[each.name]) for each in rest))
+        layers = tuple(
+            replace(each, path=renamed[each.path], params=("cell/kernel",), outputs=(renamed[each.path],))
+            for each in blocks.layers
+        )
+        (only,) = find(Manifest(entries=entries, layers=layers))
+        assert only.name == "cell[0]"
+        assert ("from step to step of a recurrence" in only.why) is steps
+        assert ("recurrent kernel" in only.repair) is steps
+
+
 def test_a_trend_beyond_the_range_of_float64_is_told() -> None:
     (only,) = find(chain([10.0 ** (300 - 60 * n) for n in range(11)]))
     assert (only.rule, only.name) == ("exploding", "dense0")

@@ -19,7 +19,7 @@ class Saturation:
     Attributes:
         function: `softmax`, `sigmoid`, `tanh` or `erf`.
         index: Execution index of its result.
-        saturated: The share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - 1): 0
+        saturated: The share of elements within 0.01 of a limit; of a softmax over K, (K^2 mean(p^2) - 1) / (K - 1): 0
             for equal weights, 1 for a single one.
         layer: Path of the innermost layer that it is in; None outside all layers.
         inputs: Names of the nearest activations that it is computed from, in execution order.

@@ -129,7 +129,8 @@ _RUN: Final = {
     "alarms": "What was wrong at which step",
     "resumed_from": "With `--resume`, the steps before this command",
     "level": "Of a loss that has hardly fallen (`learning`), what it was compared by, and where all "
-    "steps together hardly move the parameters by how much at most (`moved`) and why (`second_moment`, `one_norm`)",
+    "steps together hardly move the parameters by how much at most (`moved`) and why (`second_moment`, "
+    "`infinite_moment`, `one_norm`, `no_gradient`)",
     "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
     "climbing": "Where the updates point along the gradients and the loss has not fallen: `count` of the recorded "
     "steps, and the median `cosine`; or the `parameters` whose updates alone do; with the trends or the last step",
@@ -151,7 +152,9 @@ _LEVEL: Final = {
     "second": "The mean of the `count` losses after them",
     "last": "The mean of the last `count` losses",
     "count": "How many losses each mean is of",
-    "ratio": "The median size of the updates, relative to the parameters",
+    "ratio": "The norm of the updates over that of the parameters, at the last recorded step",
+    "shrinking": "Where most parameters shrink away, how many do (`parameters`), of how many (`of`) that did not begin "
+    "at zero, and the median share of their norms that is left (`left`)",
     "parameters": "The parameters whose updates alone point along their gradients at every recorded step",
 }
 _RUN_ROW: Final = {

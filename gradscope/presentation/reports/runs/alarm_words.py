@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, suspects_batch
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, UNBOUNDED, suspects_batch
 from gradscope.history.history_rows import Alarm
 from gradscope.history.views.learning import Learning
 from gradscope.presentation.render.document import Note
@@ -34,7 +34,7 @@ def alarm_json(alarm: Alarm) -> dict[str, Json]:
 
 
 def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -> Note:
-    """Returns the verdict on a run: why it diverged, what was not finite, its first alarm, or that there was none.
+    """Returns the verdict on a run: why it ended, what was not finite, its first alarm, or that there was none.
 
     Args:
         alarms: Its alarms.
@@ -53,8 +53,9 @@ def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
     """Returns the alarm that the verdict on a run states; None without alarms."""
-    # That a learning rate is too large is why a number is not finite at that step or behind it.
+    # That a learning rate is too large, or the loss has no lower bound, is why a number is not finite at that step or
+    # behind it.
     fatal = [each for each in alarms if each.rule == NONFINITE]
     end = fatal[0].step if fatal else math.inf
-    causes = (each for each in alarms if each.rule == DIVERGING and each.step <= end)
+    causes = (each for each in alarms if each.rule in (DIVERGING, UNBOUNDED) and each.step <= end)
     return next(causes, next(iter((*fatal, *alarms)), None))

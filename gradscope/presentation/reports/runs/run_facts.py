@@ -85,7 +85,7 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.small)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
     elif learning.climbing:
@@ -124,6 +124,11 @@ def _climbing(climb: Climb) -> str:
 def _why_small(small: SmallUpdates) -> str:
     if small.no_gradient:
         return "every gradient is exactly zero, which 'gradscope dump' explains: a weight decay makes such updates"
+    if small.infinite_moment:
+        return (
+            "the second moment `nu` is infinite, as the square of a gradient is beyond the largest number, so that the "
+            "updates are zero: scale the loss down, or clip gradients"
+        )
     if small.second_moment is not None:
         return (
             f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "
@@ -137,10 +142,15 @@ def _why_small(small: SmallUpdates) -> str:
     return "as by a learning rate that is too small, or stays where a warm-up begins"
 
 
-def _learning(level: NoFall, small: SmallUpdates | None) -> str:
+def _learning(level: NoFall, said: Learning) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
-    if small is not None:
+    if (small := said.small) is not None:
         updates += f", and all steps together move them by some {percent(small.moved)}: {_why_small(small)}"
+    if (shrinking := said.shrinking) is not None:
+        updates += (
+            f"; {shrinking.parameters} of {shrinking.of} parameters shrink away, to {shrinking.left:.2g} of the norm "
+            "that they began with: as by a weight decay that outweighs the gradient"
+        )
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"

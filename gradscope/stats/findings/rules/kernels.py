@@ -37,6 +37,7 @@ class KernelLayer:
         gradient: The gradient with respect to the output; None where there is none.
         gain: The factor by which the weights change the root mean square, without the bias; None where it is not
             theirs alone, as in a layer that ends in an activation function or has several kernels.
+        whole: The names of the kernels that it applies as they are, and not by a part for each iteration of a loop.
     """
 
     layer: Layer
@@ -44,6 +45,7 @@ class KernelLayer:
     kernels: tuple[Entry, ...]
     gradient: Entry | None
     gain: float | None
+    whole: frozenset[str]
 
 
 def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
@@ -126,6 +128,7 @@ def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, in
         kernels=kernels,
         gradient=None if gradient is None or gradient.absent else gradient,
         gain=_gain(layer, output, [each for each in params if each != kernels[0]]) if len(kernels) == 1 else None,
+        whole=frozenset(each.name for each in kernels if shapes[each.name] == each.shape),
     )
 
 

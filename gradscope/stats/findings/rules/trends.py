@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -50,6 +51,15 @@ _NO_UPDATE: Final = 2.0**-24 * 1e-8
 _LOOK_BETWEEN: Final = (
     "look between the two for what multiplies the signal by almost nothing: a gate that is closed, a function at its "
     "limit, a mask of small numbers"
+)
+#: What to do about the steps of a recurrence, which have one kernel and no blocks.
+_KEEP_THE_STATE: Final = (
+    "where the answer is in the last steps, leave it; else let a gate keep the state (a bias of 1 or more of an LSTM's "
+    "forget gate), draw the recurrent kernel orthogonal, take shorter sequences, or let the loss read all steps"
+)
+_BOUND_THE_STATE: Final = (
+    "draw the recurrent kernel orthogonal, use a cell with gates (LSTM, GRU) or a tanh, clip the gradient's norm, take "
+    "shorter sequences, lower the learning rate"
 )
 
 
@@ -94,11 +104,13 @@ def _slope(series: Sequence[float]) -> float:
 
 def vanishing(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds a gradient that shrinks from layer to layer on its way from the loss, or is lost between two of them."""
-    gradients = _gradients(evidence)
+    layers = _layers(evidence)
+    gradients = [gradient for _, gradient in layers]
     found = trend([math.log10(_norm(gradient)) for gradient in gradients])
     if found is not None and found.rises(-math.log10(thresholds.vanishing)):
-        worst = min(_first_third(gradients), key=_norm)
-        yield suspect("vanishing", worst, _sentence("shrinks", found, len(gradients)), gradients)
+        worst, steps = min(_first_third(gradients), key=_norm), _are_steps(layers)
+        made = suspect("vanishing", worst, _sentence("shrinks", found, len(gradients), steps), gradients)
+        yield _with_repair(made, _KEEP_THE_STATE) if steps else made
     else:
         yield from _lost_at_once(evidence)
 
@@ -119,7 +131,7 @@ def _lost_at_once(evidence: RuleEvidence) -> Iterator[Suspect]:
             f"next layer with a kernel: no update changes {'a kernel before that' if first else 'its kernel'}"
         )
         found = suspect("vanishing", last.gradient, why, [layer.gradient for layer in before if layer.gradient])
-        yield replace(found, finding=replace(found.finding, repair=_LOOK_BETWEEN))
+        yield _with_repair(found, _LOOK_BETWEEN)
         return
 
 
@@ -131,17 +143,30 @@ def _learns(evidence: RuleEvidence, kernel: Entry) -> bool:
 
 def exploding(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds a gradient that grows from layer to layer on its way from the loss."""
-    gradients = _gradients(evidence)
+    layers = _layers(evidence)
+    gradients = [gradient for _, gradient in layers]
     found = trend([-math.log10(_norm(gradient)) for gradient in gradients])
     if found is not None and found.rises(math.log10(thresholds.exploding)):
-        worst = max(_first_third(gradients), key=_norm)
-        yield suspect("exploding", worst, _sentence("grows", found, len(gradients)), gradients)
+        worst, steps = max(_first_third(gradients), key=_norm), _are_steps(layers)
+        made = suspect("exploding", worst, _sentence("grows", found, len(gradients), steps), gradients)
+        yield _with_repair(made, _BOUND_THE_STATE) if steps else made
 
 
-def _gradients(evidence: RuleEvidence) -> list[Entry]:
-    """Returns the gradients with respect to the outputs of layers with a kernel, in execution order."""
-    found = (layer.gradient for layer in kernel_layers(evidence))
-    return [gradient for gradient in found if gradient is not None and 0 < _norm(gradient) < math.inf]
+def _layers(evidence: RuleEvidence) -> list[tuple[KernelLayer, Entry]]:
+    """Returns the layers with a kernel in execution order, each with the gradient with respect to its output."""
+    found = ((layer, layer.gradient) for layer in kernel_layers(evidence))
+    return [(layer, entry) for layer, entry in found if entry is not None and 0 < _norm(entry) < math.inf]
+
+
+def _are_steps(layers: Sequence[tuple[KernelLayer, Entry]]) -> bool:
+    """Returns whether most of some layers are the steps of a recurrence: a trend's worth of them has one kernel."""
+    uses = Counter(name for layer, _ in layers for name in layer.whole)
+    steps = sum(any(uses[name] >= _FEWEST for name in layer.whole) for layer, _ in layers)
+    return 2 * steps > len(layers)
+
+
+def _with_repair(found: Suspect, repair: str) -> Suspect:
+    return replace(found, finding=replace(found.finding, repair=repair))
 
 
 def _first_third(gradients: Sequence[Entry]) -> Sequence[Entry]:
@@ -152,9 +177,10 @@ def _norm(entry: Entry) -> float:
     return column(entry, "l2")
 
 
-def _sentence(what: str, found: Trend, layers: int) -> str:
+def _sentence(what: str, found: Trend, layers: int, steps: bool) -> str:
+    between = "step to step of a recurrence" if steps else "layer to layer"
     return (
-        f"is reached by a gradient that {what} by a factor of {10**found.slope:.3g} from layer to layer on its way "
+        f"is reached by a gradient that {what} by a factor of {10**found.slope:.3g} from {between} on its way "
         f"back: {_power_of_ten(found.total)} times over {layers} layers"
     )
 

@@ -17,7 +17,7 @@ from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, te
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
 from gradscope.tracing.data.renaming.replicas import replicas_hint
 from gradscope.tracing.data.renaming.unstacking import unstacking_rules
-from gradscope.tracing.data.variable_names import has_optimizer_alone
+from gradscope.tracing.data.variable_names import has_optimizer_alone, of_optimizers
 
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
@@ -54,6 +54,8 @@ def key_map_hint(unmatched: Unmatched) -> str:
     lacking, prefix = unmatched.lacking, unmatched.prefix
     # Variables under new names are not below the prefix, and those beside them would no longer be found there.
     extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.extra.items()}
+    moments = of_optimizers(extra)
+    extra = {name: tensor for name, tensor in extra.items() if name not in moments}
     pairs = proposed_names(lacking, extra)
     lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
     lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines

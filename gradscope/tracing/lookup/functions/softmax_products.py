@@ -37,7 +37,8 @@ class WeightedSum:
         site: The shares.
         over: The axes over which they sum to 1.
         summed: The axes over which the product adds up.
-        queries: The other axis of the shares, where there is one and it is as long as the one that is summed.
+        queries: The other axis of the shares that is as long as the one that is summed, where there is only one: heads
+            that share their keys, as in grouped attention, are an axis of their own.
     """
 
     site: Site
@@ -119,9 +120,9 @@ class _Search:
                 continue
             site = self._trace.site_at(made_at(frame, number, 0))
             for summed, free in self._summed(variable):
-                alone = free[0] if len(free) == len(summed) == 1 else None
-                same = alone is not None and site.shape[alone] == site.shape[summed[0]] > _FEWEST
-                yield WeightedSum(site, axes, summed, alone if same else None)
+                length = site.shape[summed[0]] if len(summed) == 1 else 0
+                alike = [axis for axis in free if site.shape[axis] == length > _FEWEST]
+                yield WeightedSum(site, axes, summed, alike[0] if len(alike) == 1 else None)
 
     def _axes(self, frame: Frame, division: Equation) -> tuple[int, ...]:
         """Returns the axes of a softmax that ends with a division; none for another division."""

@@ -121,6 +121,20 @@ def test_positions_that_are_never_read_are_told(mask: Any, reads: Any, fill: flo
     assert [each.reads for each in found] == ([] if reads is None else [pytest.approx(reads, abs=1e-6)])
 
 
+@pytest.mark.parametrize(("mask", "told"), [(BEFORE | OWN, False), (BEHIND, True)], ids=["causal", "its opposite"])
+@pytest.mark.parametrize("heads", [1, 2, 4], ids=["shared", "grouped", "its own"])
+def test_heads_that_share_their_keys_hide_no_positions(mask: Any, told: bool, heads: int) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        query = (x @ p["query"]).reshape(4, 6, 4, 2)
+        key, value = ((x @ p[name])[..., : 2 * heads].reshape(4, 6, heads, 2) for name in ("key", "value"))
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        return jnp.square(mixed.reshape(4, 6, 8) @ p["out"]).mean()
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        found = gs.capture(loss, PARAMS, X).manifest.softmax_uses
+    assert [each.reads for each in found] == ([pytest.approx((0, 0, 15 / 36), abs=1e-6)] if told else [])
+
+
 def test_which_positions_are_read_is_a_sentence() -> None:
     use = SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.1, 0.4), source="net.py:3")
     assert use.sentence == (

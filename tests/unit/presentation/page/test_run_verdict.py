@@ -23,6 +23,18 @@ def test_the_verdict_is_what_was_not_finite_else_the_first_alarm(alarms: tuple[A
     assert run_verdict(alarms, NOTHING_TO_SAY, recorded=9).text.startswith(expected)
 
 
+@pytest.mark.parametrize("rule", ["diverging", "unbounded"])
+@pytest.mark.parametrize(("step", "is_the_cause"), [(35, True), (37, True), (38, False)])
+def test_it_is_why_a_number_was_not_finite_where_an_alarm_before_says_so(
+    rule: str, step: int, is_the_cause: bool
+) -> None:
+    cause = Alarm(step=step, rule=rule, why="the loss is -1e9")
+    verdict = run_verdict(
+        (EARLY, LATE, *sorted((cause, FATAL), key=lambda each: each.step)), NOTHING_TO_SAY, recorded=9
+    )
+    assert verdict.text.startswith(f"{rule if is_the_cause else 'nonfinite'}: ")
+
+
 def test_a_verdict_without_an_alarm_names_the_lines_to_look_at() -> None:
     faults = (LossFault("broadcast", "input/y ..."), LossFault("broadcast", "input/z ..."))
     learning = Learning(faults=faults, climb=Climb(count=9, cosine=0.5))

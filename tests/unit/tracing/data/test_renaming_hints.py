@@ -43,6 +43,22 @@ def test_the_proposed_lines_rename_each_tensor_of_a_module_to_the_same_module(tm
     assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
 
 
+@pytest.mark.parametrize("moment", ["optim.{}.exp_avg", "optimizer.state.{}.momentum"])
+def test_what_an_optimizer_stores_is_proposed_for_no_variable(moment: str, tmp_path: Path) -> None:
+    model = tensors(TRANSFORMER)
+    moments = {moment.format(name): each for name, each in model.extra.items()}
+    hint = key_map_hint(Unmatched(lacking=model.lacking, extra=moments | dict(model.extra)))
+    assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
+
+
+def test_a_layer_may_have_the_name_of_a_moment(tmp_path: Path) -> None:
+    names = {"encoder.mu.weight": "params/encoder/mean/kernel", "encoder.fc.weight": "params/encoder/hidden/kernel"}
+    shapes = {"encoder.mu.weight": (4, 8), "encoder.fc.weight": (8, 6)}
+    extra = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    lacking = {names[name]: each.T for name, each in extra.items()}
+    assert renamed(key_map_hint(Unmatched(lacking=lacking, extra=extra)), names, tmp_path) == names
+
+
 def test_layers_that_differ_by_their_numbers_share_a_line() -> None:
     hint = key_map_hint(tensors(TRANSFORMER))
     assert r"^blocks\.(\d+)\.ln_(\d+)\.weight$ -> params/layer\1/norm\2/scale" in hint
