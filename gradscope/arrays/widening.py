@@ -23,7 +23,8 @@ def real_values(block: Array) -> Array:
     """Returns the elements of `block` as float32 or float64, exactly; of complex elements, their magnitudes in float64.
 
     Args:
-        block: One-dimensional, contiguous, floating-point (ml_dtypes included) or complex.
+        block: One-dimensional, contiguous: floating-point (ml_dtypes included), complex, or of whole numbers or truth
+            values, of which those beyond 2**53 are rounded.
 
     Returns:
         An array of the same size; `block` itself where it already is float32 or float64. The magnitude of a finite
@@ -34,6 +35,8 @@ def real_values(block: Array) -> Array:
             return np.abs(block.astype(np.complex128))
     if block.dtype in _WIDE:
         return block
+    if block.dtype.kind in "biu":  # there is no table of the codes of those of 32 bits
+        return block.astype(np.float64)
     codes = codes_of(block)
     if block.dtype == _BFLOAT16:
         words = scratch(ScratchSlot.NARROW, block.size, np.uint32)

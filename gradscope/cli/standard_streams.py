@@ -68,7 +68,7 @@ def end_results() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # which the model may have made an error
-        _KEPT.pop("stdout", None)
+        _KEPT.clear()
         sys.stdout = sys.stderr
 
 

@@ -57,9 +57,9 @@ class HistoryWriter:
         self._losses: deque[tuple[int, float]] = deque()
         self._losses_due = time.monotonic() + _LOSSES_SECONDS
         self._thread = WritingThread("history")
-        self._open_files = OpenFiles()
-        self._connection = self._done(opened_to_write, self._path, dict(facts))
         self._open_files = OpenFiles(self._path)
+        self._connection = self._done(opened_to_write, self._path, dict(facts))
+        self._open_files.begin()
         self._file = self._done(self._path.stat)
         self.forget(from_step)
 

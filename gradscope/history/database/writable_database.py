@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 from collections.abc import Generator, Mapping
@@ -15,6 +16,9 @@ from gradscope.naming import printable
 
 #: Seconds that a write waits for a reader, where there is no write-ahead log.
 _LOCK_SECONDS: Final = 60.0
+
+#: How the names of the files end, behind that of the database, which are open as long as that is.
+_LASTING: Final = frozenset({"", "-wal", "-shm"})
 
 
 def opened_to_write(path: Path, facts: Mapping[str, str]) -> sqlite3.Connection:
@@ -44,28 +48,31 @@ class OpenFiles:
     write to whatever file has got its number since.
 
     Args:
-        path: The file of the database; None before it is opened.
+        path: The file of the database, which is going to be opened to write.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._stats: dict[int, os.stat_result] = {}
-        if path is None:
-            return
-        real = os.path.realpath(path)
+        self._files: dict[str, dict[int, os.stat_result]] = {}
+
+    def begin(self) -> None:
+        """Lists the descriptors of the database, its log and the index of that, which are open from now on."""
+        real = os.path.realpath(self._path)
         for each in Path("/proc/self/fd").glob("*"):
             with suppress(OSError):  # what listed them is closed
-                if str(each.readlink()).startswith(real):
-                    self._stats[int(each.name)] = os.fstat(int(each.name))
+                name = str(each.readlink())
+                kind = name.removeprefix(real)
+                if name.startswith(real) and kind in _LASTING and (kind or _is_writable(int(each.name))):
+                    self._files.setdefault(kind, {})[int(each.name)] = os.fstat(int(each.name))
 
     def require(self) -> None:
-        """Refuses to use them where the program has closed all, or other files have their numbers.
+        """Refuses to use them where the program has closed one, or another file has its number.
 
         Raises:
             MachineError: It has.
         """
-        # All: some are those of whoever read the file in this process meanwhile.
-        if not self._stats or any(_is_open(number, known) for number, known in self._stats.items()):
+        # Any of a log: the others are those of whoever read it in this process meanwhile.
+        if all(any(_is_open(number, known) for number, known in each.items()) for each in self._files.values()):
             return
         shown = printable(str(self._path))
         raise MachineError(f"cannot write to {shown}: its file was closed", hint="close only files of your own")
@@ -78,6 +85,11 @@ class OpenFiles:
             _LOST.append(connection)
         else:
             connection.close()
+
+
+def _is_writable(descriptor: int) -> bool:
+    """Returns whether a descriptor is that of who writes the database: all others only read it."""
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
 def _is_open(descriptor: int, known: os.stat_result) -> bool:

@@ -216,6 +216,17 @@ def test_the_streams_that_python_began_with_stay_open(tmp_path: Path, option: st
     assert (done.status, done.output, done.errors) == (0, "1\n", "2\n3\n")
 
 
+def test_a_program_that_goes_on_may_put_other_streams_in_their_place(tmp_path: Path) -> None:
+    code = (
+        "import io, sys; from gradscope.cli import standard_streams as s; s.open_streams(); "
+        "s.keep_stdout_for_results(); s.end_results(); "
+        "sys.stdout, sys.stderr = io.StringIO(), io.StringIO(); "
+        "assert (s.stdout(), s.stderr()) == (sys.stdout, sys.stderr)"
+    )
+    done = in_shell(f"{sys.executable} -P -c '{code}'", tmp_path)
+    assert (done.status, done.errors) == (0, "")
+
+
 def test_closed_streams_change_no_status(dumps: Path) -> None:
     for closing in (">&-", "2>&-", "<&- >&- 2>&-"):
         assert in_shell(f"$gradscope compare a.npz b.npz {closing}", dumps).status == 1

@@ -118,15 +118,19 @@ def test_a_history_that_another_process_has_locked_is_not_called_damaged(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system lists no descriptors")
-def test_a_history_whose_file_the_program_closes_is_missed_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["", "history.sqlite", "-wal", "-shm"], ids=["all", "database", "log", "index"])
+def test_a_history_whose_file_the_program_closes_is_missed_at_once(closed: str, tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom gradscope.history.history_writer import HistoryWriter\n"
-        "writer = HistoryWriter(Path(sys.argv[1]), from_step=0, facts={})\nos.closerange(3, 200)\n"
+        "writer = HistoryWriter(Path(sys.argv[1]), from_step=0, facts={})\n"
+        "for each in [*Path('/proc/self/fd').glob('*')]:\n"
+        "    if int(each.name) > 2 and each.exists() and str(each.readlink()).endswith(sys.argv[2]):\n"
+        "        os.close(int(each.name))\n"
         "other = open('other', 'wb+')\nfor action in (lambda: writer.describe({'a': 'b'}), writer.close):\n"
         "    try:\n        action()\n    except Exception as error:\n        print(error)"
     )
     begin = time.monotonic()
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = [sys.executable, "-c", program, str(tmp_path), closed]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.count("its file was closed\n") == 2, done.stderr
     assert time.monotonic() - begin < 5, "SQLite tries for ten seconds"

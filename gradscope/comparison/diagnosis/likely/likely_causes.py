@@ -186,6 +186,7 @@ def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
     ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
     if ref.nbytes > _READ_AGAIN_BYTES or ref.shape != cand.shape:
         return ""
+    ref, cand = (each.astype(np.result_type(each, np.float64)) for each in (ref, cand))  # masks cannot be subtracted
     axes = (axis for axis, size in enumerate(ref.shape) if size > 1)
     limit = row.tolerance * float(np.linalg.norm(ref))
     found = next((axis for axis in axes if np.linalg.norm(np.flip(cand, axis) - ref) <= limit), None)

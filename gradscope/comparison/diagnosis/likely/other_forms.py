@@ -47,6 +47,9 @@ _MOST_TERMS: Final = 3
 #: The share of that error that is left where the form is the right one.
 _LEFT: Final = 0.1
 
+#: How many times as large as the error of a function that of another one is which may be the right one as well.
+_AS_GOOD: Final = 2.0
+
 #: The numbers of elements that are computed again: of all, and of those that differ most. A rectifier that is limited
 #: at 6 differs from one that is not in a few elements alone.
 _SAMPLE: Final = 4096
@@ -256,9 +259,8 @@ def _forms(
     tensors = list(_sampled(dumps, pairs))
     if len(tensors) < len(pairs):
         return None
-    forms = [_form(*each, error=_LEFT * error) for each in zip(*tensors, strict=True)]
-    one, other = forms
-    return (one, other) if one and other and one != other else None
+    one, other = (_functions(*each, error=_LEFT * error) for each in zip(*tensors, strict=True))
+    return (" or ".join(one), " or ".join(other)) if one and other and not {*one} & {*other} else None
 
 
 def _sampled(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[Array, Array]]:
@@ -285,10 +287,10 @@ def _places(apart: Array) -> Array:
     return np.union1d(spread, np.argpartition(apart, -most)[-most:])
 
 
-def _form(value: Array, argument: Array, added: Array | float = 0.0, *, error: float) -> str | None:
-    """Returns the function of an argument that is in a value, to a relative error of that; None where it is none."""
-    size = float(np.linalg.norm(value))
+def _functions(value: Array, argument: Array, added: Array | float = 0.0, *, error: float) -> list[str]:
+    """Returns which function of an argument is in a value, to a relative error; several where rounding hides which."""
     made = {name: function(argument) + added for name, function in ELEMENTWISE.items()}
     errors = {name: float(np.linalg.norm(each - value)) for name, each in made.items()}
-    best = min(errors, key=errors.__getitem__)
-    return best if errors[best] <= error * size else None
+    most = min(error * float(np.linalg.norm(value)), _AS_GOOD * min(errors.values()))
+    by_errors = {errors[name]: name for name in reversed([*ELEMENTWISE]) if errors[name] <= most}
+    return [*reversed(by_errors.values())]  # of those that are the same function of these arguments the first

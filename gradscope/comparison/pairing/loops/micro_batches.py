@@ -127,8 +127,11 @@ def _proven_order(dumps: Dumps, found: Sequence[BatchParts]) -> tuple[Order, Par
 
 def _has_tensors(parts: BatchParts) -> bool:
     entries = [parts.holder.entry(parts.whole), *(parts.other.entry(part) for part in parts.parts)]
-    known = parts.holder.has_tensor(parts.whole) and all(map(parts.other.has_tensor, parts.parts))
-    return known and {dtype_class(each.dtype) for each in entries} == {"float"}
+    return _are_stored(parts) and {dtype_class(each.dtype) for each in entries} == {"float"}
+
+
+def _are_stored(parts: BatchParts) -> bool:
+    return parts.holder.has_tensor(parts.whole) and all(map(parts.other.has_tensor, parts.parts))
 
 
 def _joined(arrays: Sequence[Array], join: PartJoin) -> Array:
@@ -153,13 +156,15 @@ def _matches(found: BatchParts, proven: tuple[Order, PartJoin] | None) -> Iterat
 
 def _likeliest(found: BatchParts, joins: Sequence[PartJoin], order: Order) -> PartJoin:
     """Returns the join that makes the value, of those that its shape leaves; the first where no values decide."""
-    if len(joins) == 1 or not _has_tensors(found):
+    if len(joins) == 1 or not _are_stored(found):
         return joins[0]
     whole, arrays = found.holder.array(found.whole), [found.other.array(part) for part in found.parts]
 
     def error(join: PartJoin) -> float:
         (made,) = reduce(lambda made, step: step.apply(made), join.joining(order), [*arrays])
-        return float(np.nan_to_num(np.linalg.norm(np.subtract(made, whole, dtype=np.float64)), nan=math.inf))
+        with np.errstate(invalid="ignore"):
+            apart = np.subtract(made, whole, dtype=np.result_type(made, whole, np.float64))
+        return float(np.linalg.norm(np.where(np.isnan(apart), 0.0, apart)))  # NaN where both have it, or infinities
 
     return min(joins, key=error)
 

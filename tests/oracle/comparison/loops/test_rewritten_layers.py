@@ -176,3 +176,19 @@ def test_outputs_that_a_loop_has_in_reverse_are_said_to_be(behind: str) -> None:
     found = gs.compare(program("rnn", backwards=False), program("cell", backwards=True))
     row = next(each for each in found.rows if (each.family, each.name) == ("activation", "rnn"))
     assert row.likely == "is the reference's in reverse along axis 0"
+
+
+def test_a_mask_that_a_program_has_in_reverse_is_said_to_be() -> None:
+    def program(*, backwards: bool) -> gs.Dump:
+        def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
+            with jax.named_scope("mask"):
+                mask = batch["x"] > 0
+                mask = mask[::-1] if backwards else mask
+            with jax.named_scope("head"):
+                return jnp.square(jnp.where(mask, batch["x"], 0.0) @ variables["head"]).mean()
+
+        return gs.capture(loss, {"head": KERNELS[0]}, {"x": READ})
+
+    found = gs.compare(program(backwards=False), program(backwards=True))
+    row = next(each for each in found.rows if (each.family, each.name) == ("activation", "mask"))
+    assert row.likely == "is the reference's in reverse along axis 0"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradscope.arrays import dtypes
+from gradscope.arrays.widening import real_values
 from gradscope.errors import DumpError, UsageError
 
 PLAIN = (
@@ -33,6 +34,13 @@ def test_a_plain_dtype_is_stored_as_it_is(name: str) -> None:
     array = np.arange(4).astype(name)
     assert dtypes.dtype_name(array.dtype) == name
     assert dtypes.encode(array) is array
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_values_of_a_plain_dtype_are_computed_with_in_a_float_of_a_few_bytes(name: str) -> None:
+    found = real_values(np.arange(4).astype(name))
+    assert found.dtype in (np.float32, np.float64)
+    np.testing.assert_array_equal(found, [0, 1, 1, 1] if name == "bool" else [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("name", FLOATS)

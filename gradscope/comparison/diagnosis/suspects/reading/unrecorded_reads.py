@@ -120,7 +120,8 @@ class _Side:
         if self._layer is None or value is None or arriving is None or len(read) != 1 or not known:
             return ""
         gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
-        ways = {f"in reverse along the axis {axis}": axis for axis in range(1, known[0].own.ndim)}
+        ways = {f"in reverse along the axis {axis}{self._whose(self._read[0])}": axis
+                for axis, size in enumerate(known[0].own.shape) if axis and size > 1}  # fmt: skip
         own, other = (
             {"": known[0][side], **{words: np.flip(known[0][side], axis) for words, axis in ways.items()}}
             for side in (0, 1)
@@ -133,6 +134,11 @@ class _Side:
                 told, its = (f"{name} {words}".rstrip() for words in (one[0], two[0]))
                 return f"which reads {told}, and in the candidate {its}"
         return ""
+
+    def _whose(self, key: str) -> str:
+        """Returns whose axes are meant of a value of the reference, in words; "" where both programs have the same."""
+        same = any(key == each.ref and each.recipe.as_stored for each in self._matches)
+        return "" if same else " of the reference"
 
     def _gated(self) -> Iterator[GatedRead]:
         """Yields what the layer may read of the values that it can read, if they agree."""

@@ -17,7 +17,7 @@ WEIGHTS = {name: drawn(number, *size) / size[0] ** 0.5 for number, (name, size) 
 BATCH = drawn(9, 8, 6)
 
 
-def _block(function: Any, factor: float = 1.0, *, size: float = 1.0) -> Dump:
+def _block(function: Any, factor: float = 1.0, *, size: float = 1.0, dtype: Any = jnp.float32) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("stem"):
             x = batch @ weights["stem"]
@@ -28,7 +28,8 @@ def _block(function: Any, factor: float = 1.0, *, size: float = 1.0) -> Dump:
         with jax.named_scope("head"):
             return jnp.square(x @ weights["head"]).mean()
 
-    return gs.capture(loss, WEIGHTS, BATCH, origins=False)
+    weights = {name: weight.astype(dtype) for name, weight in WEIGHTS.items()}
+    return gs.capture(loss, weights, BATCH.astype(dtype), origins=False)
 
 
 def _gelu(*, approximate: bool) -> Any:
@@ -55,3 +56,15 @@ def test_no_function_is_told_where_both_have_it(factor: float) -> None:
     found = gs.compare(_block(jax.nn.silu), _block(jax.nn.silu, factor))
     assert found.verdict == ("same" if factor == 1.0 else "different")
     assert "adds the" not in found.sentence, found.sentence
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_functions_that_rounding_makes_alike_are_told_both(approximate: bool) -> None:
+    reference, port = (_block(each, dtype=jnp.bfloat16) for each in (_gelu(approximate=approximate), jax.nn.silu))
+    told = "it adds the silu of `block/up` to `stem`, and the reference the gelu by tanh or gelu by erf)"
+    sentence = gs.compare(reference, port).sentence
+    assert told in sentence, sentence
+    assert (
+        told.replace("gelu by tanh or gelu by erf", "relu")
+        in gs.compare(_block(jax.nn.relu, dtype=jnp.bfloat16), port).sentence
+    )

@@ -18,8 +18,10 @@ EXAMPLES, CHANNELS, OUT = 6, 3, 5
 FIRST, LAST = ("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC")
 
 
-def _captured(length: int, names: tuple[str, str], *, parts: int, last: bool, factor: float = 1.0) -> Dump:
-    """A convolution and a dense layer, over the parts of a batch one after the other."""
+def _captured(
+    length: int, names: tuple[str, str], *, parts: int, last: bool, factor: float = 1.0, masked: bool = False
+) -> Dump:
+    """A convolution and a dense layer, over the parts of a batch one after the other, and a mask between them."""
     conv, head = names
     kernel, x = drawn(1, 3, CHANNELS, OUT), drawn(2, EXAMPLES, length, CHANNELS)
 
@@ -28,6 +30,10 @@ def _captured(length: int, names: tuple[str, str], *, parts: int, last: bool, fa
             x = factor * jax.lax.conv_general_dilated(
                 x, weights[conv], (1,), "SAME", dimension_numbers=LAST if last else FIRST
             )
+        if masked:
+            with jax.named_scope("mask"):
+                mask = x > 0
+            x = jnp.where(mask, x, 0.1 * x)
         with jax.named_scope(head):
             x = jnp.tanh(x).mean(1 if last else 2) @ weights[head]
         return jnp.square(x).mean()
@@ -49,6 +55,13 @@ def test_values_of_parts_with_channels_elsewhere_are_joined(length: int, of_ref:
     assert found.verdict == "same", found.sentence
     wrong = gs.compare(reference, _captured(length, names, parts=1 if of_ref else 2, last=True, factor=1.1))
     assert wrong.sentence.startswith("Forward first differs at `conv` (rel_l2 0.1"), wrong.sentence
+
+
+@pytest.mark.parametrize("names", [("conv", "head"), ("Conv_0", "Dense_0")], ids=["same names", "other names"])
+def test_masks_of_parts_with_channels_elsewhere_are_joined_as_their_values_are(names: tuple[str, str]) -> None:
+    reference = _captured(OUT, ("conv", "head"), parts=1, last=False, masked=True)
+    found = gs.compare(reference, _captured(OUT, names, parts=2, last=True, masked=True))
+    assert found.verdict == "same", found.sentence
 
 
 @pytest.mark.parametrize("moved", [(0, 3, 1, 2), (0, 2, 3, 1)])
