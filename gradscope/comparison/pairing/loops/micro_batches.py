@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION_GRAD, INPUT, key_of, split_key
 from gradscope.naming.paths import loops_around, without_occurrence
 from gradscope.protocols import implements
+
+#: The shape of a value, of which numbers it is, and whether it is of a loop with iterations.
+_Kind: TypeAlias = tuple[Shape, str, bool]
 
 #: The most values whose examples are read for their order.
 _MOST_READ: Final = 8
@@ -89,15 +92,18 @@ class _SumsOfSquares:
     loops: AbstractSet[str]
 
     @implements(PartsRule)
-    def kind(self, source: DumpSource, key: str) -> tuple[Shape, bool]:
+    def kind(self, source: DumpSource, key: str) -> _Kind:
         # What a scan stacks of its iterations is an output of the loop, and no batch.
         path = without_occurrence(split_key(key)[1])
-        return source.entry(key).shape, not self.loops.isdisjoint((path, path.rpartition(".")[0]))
+        entry = source.entry(key)
+        return entry.shape, dtype_class(entry.dtype), not self.loops.isdisjoint((path, path.rpartition(".")[0]))
 
     @implements(PartsRule)
-    def fits(self, whole: tuple[Shape, bool], parts: Sequence[tuple[Shape, bool]]) -> bool:
-        shape, of_loop = whole
-        join = next(part_joins(shape, [each for each, _ in parts]), None)
+    def fits(self, whole: _Kind, parts: Sequence[_Kind]) -> bool:
+        shape, _, of_loop = whole
+        if len({numbers for _, numbers, _ in parts}) > 1:
+            return False
+        join = next(part_joins(shape, [each for each, _, _ in parts]), None)
         return join is not None and not (join.whole and of_loop)
 
     @implements(PartsRule)

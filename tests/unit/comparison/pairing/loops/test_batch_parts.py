@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradscope as gs
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.loops.batch_parts import PartsRule, batch_parts
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.interfaces import DumpSource
 from gradscope.protocols import implements
+from tests.support.data import drawn
 from tests.support.dumps import dump_of
 
 _WHOLES = 12
@@ -79,3 +85,22 @@ def test_values_whose_shapes_are_no_parts_have_none() -> None:
     wholes = dump_of({key(0): np.zeros(1), key(1): np.zeros((2, 2))})
     parts = dump_of({key(call): np.zeros(1) for call in range(4)})
     assert not list(batch_parts(Dumps(ref=wholes, cand=parts), wholes.keys(), parts.keys(), Sums()))
+
+
+def test_values_of_two_kinds_of_numbers_are_no_parts_of_one() -> None:
+    def loss(weight: Any, batch: Any, *, parts: Sequence[Any]) -> Any:
+        total = 0.0
+        for dtype, x in zip(parts, jnp.split(batch, len(parts)), strict=True):
+            with jax.named_scope("rounded"):
+                y = (x @ weight).astype(dtype)
+            total = total + jnp.square(y.astype(jnp.float32)).mean()
+        return total
+
+    weight, batch = drawn(1, 5, 3).astype(jnp.bfloat16), drawn(2, 4, 5).astype(jnp.bfloat16)
+    whole, parts = (
+        gs.capture(partial(loss, parts=each), weight, batch, origins=False)
+        for each in ([jnp.bfloat16], [jnp.int32, jnp.bfloat16])
+    )
+    found = gs.compare(whole, parts)
+    assert found.verdict == "different"
+    assert any(row.name == "rounded#2" and row.status == "extra" for row in found.rows), found.sentence
