@@ -59,6 +59,8 @@ class UnpairedVectors:
         self._params = {dumps.ref.resolve(each.ref): each for each in params}
         self._of_cand = {dumps.cand.resolve(key): each for each in params for key in each.recipe.keys}
         self._sources = [sources_of(each.manifest.layers) for each in (dumps.ref, dumps.cand)]
+        self._keys = frozenset(dumps.ref.keys()), frozenset(dumps.cand.keys())
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
 
     def of(self, match: Match) -> list[UnpairedVector]:
         """Returns the vectors that the layer of one program uses alone.
@@ -80,7 +82,7 @@ class UnpairedVectors:
             UnpairedVector(printable(split_key(key)[1]), vector, in_ref)
             for source, keys, in_ref in sides
             for key in dict.fromkeys(keys)
-            if (vector := _vector(source, key)) is not None
+            if (vector := self._vector(source, key)) is not None
         )
         return list(itertools.islice(found, _MOST_VECTORS))
 
@@ -94,17 +96,17 @@ class UnpairedVectors:
         vectors = self.of(match)
         if not vectors or math.prod(self._dumps.ref.entry(match.ref).shape) > _MOST_ELEMENTS:
             return ""
-        ref, cand = FloatTensors(self._dumps.ref).tensor(match.ref), FloatTensors(self._dumps.cand).made(match.recipe)
+        ref, cand = self._ref.tensor(match.ref), self._cand.made(match.recipe)
         if ref is None or cand is None or ref.shape != cand.shape:
             return ""
         limit = _LEFT * float(np.linalg.norm(cand - ref))
-        shared = [vector for key in self._shared(match) if (vector := _vector(self._dumps.ref, key)) is not None]
+        shared = [vector for key in self._shared(match) if (vector := self._vector(self._dumps.ref, key)) is not None]
         terms = list(self._terms(read, ref.shape))
         for vector, axis in itertools.product(vectors, range(ref.ndim)):
             with_it, without = (ref, cand) if vector.in_ref else (cand, ref)
             if (own := _along(vector.array, axis, ref.shape)) is None:
                 continue
-            if 0 < np.linalg.norm(without + own - with_it) <= limit:
+            if np.linalg.norm(without + own - with_it) <= limit:
                 return _told("adds", "add", vector)
             for added in (0.0, *(each for other in shared if (each := _along(other, axis, ref.shape)) is not None)):
                 if np.linalg.norm((without - added) * own + added - with_it) <= limit:
@@ -120,7 +122,8 @@ class UnpairedVectors:
             return True
         source, key = (self._dumps.ref, match.ref) if in_ref else (self._dumps.cand, match.cand)
         gradient = key_of(PARAM_GRAD, split_key(key)[1])
-        entry = source.entry(source.resolve(gradient)) if gradient in frozenset(source.keys()) else None
+        known = self._keys[not in_ref]
+        entry = source.entry(source.resolve(gradient)) if gradient in known else None
         return entry is not None and (entry.absent is not None or as_float(entry.stats.get("rms", 1.0)) == 0)
 
     def _terms(self, read: Sequence[Match], shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
@@ -128,15 +131,20 @@ class UnpairedVectors:
 
         Its channels may be last where those of the sum are not, or the other way round.
         """
-        tensors = FloatTensors(self._dumps.ref)
         for each in read:
             family, name = split_key(each.ref)
             entry = self._dumps.ref.entry(self._dumps.ref.resolve(each.ref))
             if family != ACTIVATION or sorted(entry.shape) != sorted(shape):
                 continue
-            if (term := tensors.tensor(each.ref)) is not None:
+            if (term := self._ref.tensor(each.ref)) is not None:
                 turned = (np.moveaxis(term, 1, -1), np.moveaxis(term, -1, 1)) if term.ndim > 2 else ()
                 yield from ((printable(name), array) for array in (term, *turned) if array.shape == shape)
+
+    def _vector(self, source: DumpSource, key: str) -> Array | None:
+        """Returns a parameter with one axis; None for another tensor."""
+        if split_key(key)[0] != PARAM or len(source.entry(key).shape) != 1:
+            return None
+        return (self._ref if source is self._dumps.ref else self._cand).tensor(key)
 
     def _shared(self, match: Match) -> Iterator[str]:
         """Yields the reference's keys of the parameters that the layers of both programs have."""
@@ -148,12 +156,6 @@ def _told(does: str, do: str, vector: UnpairedVector) -> str:
     if vector.in_ref:
         return f"does not {do} `{vector.name}`, and the reference does"
     return f"{does} `{vector.name}`, and the reference does not"
-
-
-def _vector(source: DumpSource, key: str) -> Array | None:
-    """Returns a parameter with one axis; None for another tensor."""
-    is_vector = split_key(key)[0] == PARAM and len(source.entry(key).shape) == 1
-    return FloatTensors(source).tensor(key) if is_vector else None
 
 
 def _along(vector: Array, axis: int, shape: tuple[int, ...]) -> Array | None:
