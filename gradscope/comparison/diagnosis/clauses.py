@@ -14,7 +14,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
-from gradscope.comparison.layout.recipe_steps import REORDER
+from gradscope.comparison.layout.recipe_steps import FLIP, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.comparison.metrics.evidence import no_gradient_in
 from gradscope.dump.manifest.json_text import as_float
@@ -86,7 +86,9 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
         return []
     first = first_divergence(rows).forward
     shown = blame.unrecorded or (first is not None and first.likely and OF_KERNEL not in first.likely)
-    if shown and len(found) < len(own) and not any(REORDER in row.made_by for row in found):
+    # No port means a stack of layers to be in reverse.
+    moved = any(REORDER in row.made_by or row.made_by.startswith(f"{FLIP} ") for row in found)
+    if shown and len(found) < len(own) and not moved:
         return []
     names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
     more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""

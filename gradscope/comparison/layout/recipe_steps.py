@@ -14,6 +14,9 @@ from gradscope.protocols import implements
 #: The word of a step that changes the order of arrays.
 REORDER: Final = "reorder"
 
+#: The word of a step that reverses arrays.
+FLIP: Final = "flip"
+
 
 class RecipeStep(Protocol):
     """RecipeStep maps a list of arrays to a list of arrays."""
@@ -73,7 +76,7 @@ class Flip:
 
     @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        return {"flip": list(self.axes)}
+        return {FLIP: list(self.axes)}
 
 
 @dataclass(frozen=True, slots=True)
