@@ -44,18 +44,21 @@ atexit.register(end)
 NEVER_CLOSED = "write(0); write(1)"
 FORKED = """
 write(0)
+told, tell = os.pipe()
 child = os.fork()
 if not child:
     try:
         write(1)
     except Exception as error:
         print(type(error).__name__, flush=True)
+    os.write(tell, b".")
     time.sleep(5)
     os._exit(0)
 write(1)
 writer.close()
 folder.close()
 RunFolder(folder.path).close()
+os.read(told, 1)
 os.kill(child, 9)
 """
 
