@@ -20,7 +20,8 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import machine_epsilon
-from gradscope.naming import ACTIVATION, AUX, PARAM, STATE, key_of, split_key
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, key_of, split_key
 
 #: The fewest channels that show another divisor of a variance: rounding could look like it in a few.
 _FEWEST_CHANNELS: Final = 6
@@ -104,7 +105,8 @@ class RunningStatistics:
             return ""
         if abs(ratio - 1) < _NEARLY:
             return ""
-        swapped = next((each for each in _MOMENTA if abs(ratio * each / (1 - each) - 1) <= _PARALLEL), None)
+        shares = () if self._is_learnt(split_key(match.ref)[1]) else _MOMENTA
+        swapped = next((each for each in shares if abs(ratio * each / (1 - each) - 1) <= _PARALLEL), None)
         as_if = "" if swapped is None else f", as with a momentum of {1 - swapped:g} for {swapped:g}"
         return f"moves {ratio:.4g} times as far from its value before the step as the reference's{as_if}"
 
@@ -123,8 +125,17 @@ class RunningStatistics:
 
     def _before(self, name: str) -> Array | None:
         """Returns the parameter or state that an auxiliary output updates, by its name; None where there is none."""
-        found = [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._by_name.get(each, ()))]
-        return next((self._dumps.ref.array(key) for key in found if self._dumps.ref.has_tensor(key)), None)
+        return next((self._dumps.ref.array(key) for key in self._named(name) if self._dumps.ref.has_tensor(key)), None)
+
+    def _named(self, name: str) -> list[str]:
+        """Returns the keys of the parameters and state that an auxiliary output may update, by its name."""
+        return [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._by_name.get(each, ()))]
+
+    def _is_learnt(self, name: str) -> bool:
+        """Returns whether what an auxiliary output updates has a gradient, as no statistics have."""
+        gradients = (key_of(PARAM_GRAD, split_key(key)[1]) for key in self._named(name) if split_key(key)[0] == PARAM)
+        known = frozenset(self._dumps.ref.keys())
+        return any(as_float(self._dumps.ref.entry(key).stats.get("rms", 0.0)) != 0 for key in gradients if key in known)
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[str]]:

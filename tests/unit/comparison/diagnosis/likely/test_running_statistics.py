@@ -71,6 +71,20 @@ def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
     assert not any("times as far" in gs.compare(kept, each).sentence for each in (other, doubled))
 
 
+def test_an_update_of_a_parameter_has_no_momentum_of_statistics() -> None:
+    def updated(rate: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("dense"):
+                x = batch["x"] @ KERNEL + jnp.broadcast_to(weights["bias"], (len(X), 6))
+            new = jax.lax.stop_gradient(weights["bias"] - rate * x.mean(0))
+            return jnp.square(x).mean(), {"bias": new}
+
+        return gs.capture(loss, {"bias": np.square(BEFORE["drawn"]).astype(np.float32)}, {"x": X}, has_aux=True)
+
+    sentence = gs.compare(updated(0.1), updated(0.9)).sentence
+    assert "it moves 9 times as far from its value before the step as the reference's)" in sentence, sentence
+
+
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_no_other_difference_is_taken_for_another_divisor(before: str, unbiased: bool) -> None:
