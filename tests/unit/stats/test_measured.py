@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,3 +51,18 @@ def test_a_damaged_tensor_is_not_measured(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with open_dump(path) as source, pytest.raises(DumpError, match="its data is damaged"):
         measured(source)
+
+
+def test_statistics_that_are_computed_take_as_little_memory_as_those_that_are_read(tmp_path: Path) -> None:
+    count = 400
+    np.savez(tmp_path / "foreign.npz", **{f"block{at}/kernel": np.linspace(-at, at + 1, 8) for at in range(count)})
+    with open_dump(tmp_path / "foreign.npz") as source:
+        tracemalloc.start()
+        try:
+            manifest = measured(source)
+            size, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    # As objects, those of a tensor take two kilobytes.
+    assert size / count < 900
+    assert manifest.entries[-1].stats == tensor_stats(np.linspace(1 - count, count, 8)).to_json()
