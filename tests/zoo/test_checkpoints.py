@@ -18,7 +18,7 @@ from gradscope.capturing.execution.arguments import model_arguments
 from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.input_spec import parse_input
 from gradscope.frameworks.modules.request import Request
-from gradscope.tracing.data.checkpoints import CheckpointRequest
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables

@@ -18,7 +18,8 @@ from gradscope.capturing.execution.function_call import is_traceable
 from gradscope.errors import DumpError, ModelError, UsageError
 from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
-from gradscope.tracing.data.checkpoints import CheckpointRequest, variables_from_file
+from gradscope.tracing.data.checkpoints import variables_from_file
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.loading.batches import DataRequest
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
@@ -145,11 +146,11 @@ def model_arguments(
 
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:
-    """Raises `UsageError` where tensors are to be renamed that a framework has read by position."""
-    if checkpoint.has_rules:
+    """Raises `UsageError` where tensors are to be renamed or kept that a framework has read by position."""
+    if checkpoint.has_rules or checkpoint.keep_init:
         raise UsageError(
             f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
-            hint="leave --map-keys and --map out",
+            hint="leave --map-keys, --map and --keep-init out",
         )
 
 

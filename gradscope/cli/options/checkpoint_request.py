@@ -1,4 +1,4 @@
-"""`checkpoint_request` requests a checkpoint, with the files that change its tensors: `--map-keys` and `--map`."""
+"""`checkpoint_request` requests a checkpoint: `--checkpoint`, `--map-keys`, `--map` and `--keep-init`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,35 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from gradscope.cli.options.shared import from_start
 from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules
 from gradscope.comparison.pairing.map_file import read_map
+from gradscope.naming.selecting.patterns import Pattern
 from gradscope.tracing.data.checkpoint_files import SavedTensor
-from gradscope.tracing.data.checkpoints import CheckpointRequest
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import KeyMap, read_key_map
 
 
-def checkpoint_request(path: Path, *, map_keys: Path | None, map_file: Path | None) -> CheckpointRequest:
+def checkpoint_request(
+    path: Path, map_keys: Path | None, map_file: Path | None, keep_init: Sequence[str]
+) -> CheckpointRequest:
     """Returns the request for a checkpoint.
 
     Args:
         path: The checkpoint.
         map_keys: The file of its key map; None for none.
         map_file: The file of rules that make variables of its tensors; None for none.
+        keep_init: The patterns of the variables that stay as `init` makes them.
 
     Raises:
-        UsageError: A line or a rule is not one.
+        UsageError: A line, a rule or a pattern is not one.
         DumpError: A file of rules cannot be read.
     """
     return CheckpointRequest(
-        path=path,
-        key_map=KeyMap() if map_keys is None else read_key_map(map_keys),
-        rearrange=None if map_file is None else partial(_rearranged, read_map(map_file)),
+        path=from_start(path),
+        key_map=KeyMap() if map_keys is None else read_key_map(from_start(map_keys)),
+        rearrange=None if map_file is None else partial(_rearranged, read_map(from_start(map_file))),
+        keep_init=tuple(map(Pattern.parse, keep_init)),
     )
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.options.shared import from_start, is_place, location_from_start, require_one_of
+from gradscope.cli.options.shared import is_place, location_from_start, require_one_of
+from gradscope.errors import UsageError
 
 if TYPE_CHECKING:
     from gradscope.capturing.execution.arguments import Arguments
     from gradscope.dump.record import Json
     from gradscope.frameworks.modules.request import Request
-    from gradscope.tracing.data.checkpoints import CheckpointRequest
+    from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
     from gradscope.tracing.loading.batches import DataRequest
     from gradscope.tracing.loading.model import Model
 
@@ -64,10 +65,7 @@ class ModelOptions:
     batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of examples; by default that of the model's batch.",
-            rich_help_panel=_PANEL,
+            min=1, metavar="N", help="Number of examples; by default that of the model's batch.", rich_help_panel=_PANEL
         ),
     ] = None
     data: Annotated[
@@ -81,10 +79,7 @@ class ModelOptions:
     batch_index: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            metavar="N",
-            help="Which batch of the pipeline, from 0; by default the first.",
-            rich_help_panel=_PANEL,
+            min=0, metavar="N", help="Which batch of the pipeline; by default the first, 0.", rich_help_panel=_PANEL
         ),
     ] = None
     checkpoint: Annotated[
@@ -114,6 +109,14 @@ class ModelOptions:
             rich_help_panel=_PANEL,
         ),
     ] = None
+    keep_init: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PATTERN",
+            help="Variables that stay as init makes them, as a new head: a glob, or re:REGEX. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -170,7 +173,6 @@ class ModelOptions:
                 another option.
             DumpError: The data file cannot be read.
         """
-        from gradscope.errors import UsageError
         from gradscope.frameworks.modules.input_spec import parse_input
         from gradscope.frameworks.modules.request import Request
         from gradscope.tracing.data.data_shapes import data_shapes
@@ -180,6 +182,7 @@ class ModelOptions:
         _require_together(self.batch_index, self.data, "--batch-index", "--data")
         _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
         _require_together(self.map_file, self.checkpoint, "--map", "--checkpoint")
+        _require_together(self.keep_init or None, self.checkpoint, "--keep-init", "--checkpoint")
         parse_target(target)
         if not -_SEEDS <= self.seed < _SEEDS:
             raise UsageError(f"--seed {self.seed} does not fit into 64 bits")
@@ -288,13 +291,10 @@ class ModelOptions:
 
         if self.checkpoint is None:
             return None
-        map_keys, map_file = (None if path is None else from_start(path) for path in (self.map_keys, self.map_file))
-        return checkpoint_request(from_start(self.checkpoint), map_keys=map_keys, map_file=map_file)
+        return checkpoint_request(self.checkpoint, self.map_keys, self.map_file, self.keep_init)
 
 
 def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:
     """Raises `UsageError` where an option is set without the option that it needs."""
-    from gradscope.errors import UsageError
-
     if value is not None and needed is None:
         raise UsageError(f"{name} without {needed_name} has no meaning", hint=f"add {needed_name}")

@@ -6,7 +6,7 @@ paths, `params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by
 `axes` puts kernels of another library's layout into the model's. The file must have all variables, each of the shape
 that `init` gives it; one message lists all mismatches. Only random keys, the collection `rngs`, may be missing, and are
 then those of `init`; and all of a collection beside the parameters, such as running statistics, or counts that another
-library keeps otherwise, which a note says.
+library keeps otherwise, which a note says; and what the user asks to keep, as the head of another task.
 
 A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as far as JAX has it enabled.
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,46 +34,11 @@ from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.checkpoint_folders import choice_note
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
-from gradscope.tracing.data.renaming.key_map import KeyMap
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.leaves import Leaf, variable_leaves
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRequest:
-    """A `CheckpointRequest` names a checkpoint and what is done to its tensors.
-
-    Attributes:
-        path: The file or folder.
-        key_map: Renames its tensors.
-        rearrange: Makes variables of its tensors before that, as the user's map file says; None without one. Those
-            that it makes are `exact`: they are in the model's layout.
-    """
-
-    path: Path
-    key_map: KeyMap = field(default_factory=KeyMap)
-    rearrange: Callable[[Mapping[str, SavedTensor]], Mapping[str, SavedTensor]] | None = None
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether the user has rules for its tensors."""
-        return bool(self.key_map.substitutions) or self.rearrange is not None
-
-    def renamed(self, saved: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
-        """Returns tensors as the user's rules make and rename them; each knows its name in the file.
-
-        Raises:
-            DumpError: The key map gives one name to several tensors.
-            UsageError: A rule does not fit a tensor.
-        """
-        made = saved if self.rearrange is None else self.rearrange(saved)
-        names = {name: name if made[name].exact else self.key_map.renamed(name) for name in made}
-        twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
-        if twice:
-            raise DumpError(f"{printable(str(self.path))}: --map-keys renames several tensors to {printable(twice[0])}")
-        return {name: made[old].called(old) for old, name in names.items() if name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,24 +71,31 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         MachineError: The library that reads it is not installed.
     """
     full, tree = tree_names(expected), jax.tree_util.tree_structure(expected)
-    leaves = variable_leaves(expected)
+    own = variable_leaves(expected)
+    wanted = request.wanted(full, own)
+    paths, leaves = [full[at] for at in wanted], [own[at] for at in wanted]
+    kept = {path: leaf for path, leaf in zip(full, own, strict=True) if path not in {*paths}}
     with open_checkpoint(request.path) as saved:
         tensors = request.renamed(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
-        found = _in_order(leaves, tensors) if ordered else find_variables(full, leaves, list(tensors))
+        found = _in_order(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
         found = _without_bare_keys(found, leaves, tensors)
         reshaped = but_for_axes_of_one(found, leaves, tensors)
         tensors |= reshaped
-        file = _File(path=request.path, tensors=tensors, variables=dict(zip(full, leaves, strict=True)), found=found)
+        file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found)
         axes = file.axes()
-        made = jax.tree_util.tree_leaves(make()) if None in found.names else []
+        made = jax.tree_util.tree_leaves(make()) if kept or None in found.names else []
         arrays = [
             made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path])
-            for at, (path, name, leaf) in enumerate(zip(full, found.names, leaves, strict=True))
+            for at, path, name, leaf in zip(wanted, paths, found.names, leaves, strict=True)
         ]
     notes = [*choice_note(request.path), *file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)]
-    notes += count_notes(full, found, tensors, arrays)
-    return Checkpoint(variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(notes))
+    notes += count_notes(paths, found, tensors, arrays)
+    if kept:
+        notes.append(f"as init makes them (--keep-init): {', '.join(shortened(in_groups(kept, paths)))}")
+    values = {**dict(enumerate(made)), **dict(zip(wanted, arrays, strict=True))}
+    variables = jax.tree_util.tree_unflatten(tree, [values[at] for at in range(len(full))])
+    return Checkpoint(variables=variables, notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +171,12 @@ class _File:
         if any(mismatches({path: each for path, each in needed.items() if self._within(path) not in absent}, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
-            fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
+            fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
             ruled = any(each.origin != name for name, each in self.tensors.items())
             unmatched = Unmatched(lacking=lacking, extra=extra, prefix=self._prefix(), ruled=ruled)
             if fits:
-                raise self._refused("; ".join(problems), other_hint(self.path, self.tensors, unmatched))
+                hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
+                raise self._refused("; ".join(problems), hint)
             raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, unmatched))
 
     @property
@@ -264,9 +237,9 @@ class _File:
         }
 
 
-def _in_order(leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
-    """Returns the variables of a file without names, whose tensors are in the order of the variables."""
-    return Matches(names=tuple(str(n) if str(n) in tensors else None for n in range(len(leaves))), homes={}, rivals={})
+def _in_order(positions: Iterable[int], tensors: Mapping[str, SavedTensor]) -> Matches:
+    """Returns the variables of a file without names, whose tensors are in the order of the model's variables."""
+    return Matches(names=tuple(str(n) if str(n) in tensors else None for n in positions), homes={}, rivals={})
 
 
 def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
@@ -290,7 +263,7 @@ def _is_random_key(leaf: Leaf) -> bool:
     return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
 
 
-def _dtype_notes(leaves: tuple[Leaf, ...], arrays: list[np.ndarray]) -> Iterator[str]:
+def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterator[str]:
     kept = Counter(
         (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
         for leaf, array in zip(leaves, arrays, strict=True)

@@ -66,13 +66,9 @@ def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[s
         tensors: The tensors, by path.
         others: The paths of the tensors that the list is not about; no item has one of them below its path.
     """
-    taken = {above for path in others for above in _above(path)}
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for path in tensors:
-        groups[next((above for above in _above(path) if above not in taken), path)].append(path)
     return [
         item
-        for group, paths in groups.items()
+        for group, paths in _groups(tensors, others).items()
         for item in (
             [f"{printable(group)} ({len(paths)} tensors)"]
             if len(paths) >= _GROUPED
@@ -81,9 +77,26 @@ def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[s
     ]
 
 
+def patterns_of(paths: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Returns globs that match some paths and no others: `head/*` for all below one path, else the path itself."""
+    return [
+        f"{members[0][: len(group) + 1]}*" if len(members) > 1 else members[0]
+        for group, members in _groups(paths, others).items()
+    ]
+
+
 def shortened(items: Sequence[str]) -> list[str]:
     """Returns the first few items, and the number of the others."""
     return [*items[:_MOST], *([f"{len(items) - _MOST} more"] if len(items) > _MOST else [])]
+
+
+def _groups(paths: Iterable[str], others: Iterable[str]) -> dict[str, list[str]]:
+    """Returns paths by the shortest path above them that is above none of the others; without one, by themselves."""
+    taken = {above for path in others for above in _above(path)}
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        groups[next((above for above in _above(path) if above not in taken), path)].append(path)
+    return groups
 
 
 def _above(path: str) -> Iterator[str]:

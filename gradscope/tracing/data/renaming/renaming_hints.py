@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
 from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.mismatches import patterns_of
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
 from gradscope.tracing.data.renaming.replicas import replicas_hint
@@ -22,8 +24,9 @@ from gradscope.tracing.data.variable_names import has_optimizer_alone, of_optimi
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
 
-#: The number of names that a hint shows.
+#: The number of names that a hint shows, and the most patterns that it proposes.
 _MOST: Final = 12
+_MOST_PATTERNS: Final = 4
 
 _KEY_MAP: Final = (
     "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
@@ -106,19 +109,34 @@ def rivals_hint(prefixes: Sequence[str]) -> str:
     return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
 
 
-def other_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str | None:
-    """Returns what to do about a file that has some of a model's variables; None where it has all, in other shapes.
+def other_hint(
+    path: Path,
+    saved: Mapping[str, SavedTensor],
+    unmatched: Unmatched,
+    needed: Collection[str],
+    fitting: Collection[str],
+) -> str | None:
+    """Returns what to do about a file that has some of a model's variables; None where nothing is known.
 
     Args:
         path: The file.
         saved: Its tensors by name.
         unmatched: What of both has no counterpart.
+        needed: The paths of the variables.
+        fitting: The paths of those that the file has, in their shapes.
     """
     if (special := _special_hint(path, saved)) is not None:
         return special
-    if unmatched.lacking and unmatched.extra:
-        return key_map_hint(unmatched)
-    return "name the model that it is of, or add to the file what it lacks" if unmatched.lacking else None
+    hints: list[str] = []
+    if unmatched.lacking:
+        own = "name the model that it is of, or add to the file what it lacks"
+        hints.append(key_map_hint(unmatched) if unmatched.extra else own)
+    others = [each for each in needed if each not in {*fitting}]
+    patterns = patterns_of(others, fitting)
+    if len(others) <= len(fitting) and len(patterns) <= _MOST_PATTERNS:
+        options = " ".join(f"--keep-init {shlex.quote(printable(each))}" for each in patterns)
+        hints.append(f"a new head and the like stay as init makes them with {options}")
+    return "\n".join(hints) or None
 
 
 def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str:

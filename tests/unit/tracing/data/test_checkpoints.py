@@ -15,7 +15,8 @@ import pytest
 
 from gradscope.errors import DumpError, GradscopeError, UsageError
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
-from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
+from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from tests.support.dumps import record, write
 

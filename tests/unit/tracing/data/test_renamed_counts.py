@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError
-from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
+from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
 
 

@@ -1,0 +1,74 @@
+"""A request for a checkpoint names it, what its tensors are renamed to, and the variables that are not read from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from gradscope import naming
+from gradscope.errors import DumpError, UsageError
+from gradscope.naming import Selection, printable
+from gradscope.naming.selecting.patterns import Pattern
+from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.renaming.key_map import KeyMap
+from gradscope.tracing.leaves import Leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """A `CheckpointRequest` names a checkpoint and what is done to its tensors.
+
+    Attributes:
+        path: The file or folder.
+        key_map: Renames its tensors.
+        rearrange: Makes variables of its tensors before that, as the user's map file says; None without one. Those
+            that it makes are `exact`: they are in the model's layout.
+        keep_init: The variables that stay as `init` makes them, whatever the checkpoint has.
+    """
+
+    path: Path
+    key_map: KeyMap = field(default_factory=KeyMap)
+    rearrange: Callable[[Mapping[str, SavedTensor]], Mapping[str, SavedTensor]] | None = None
+    keep_init: tuple[Pattern, ...] = ()
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the user has rules for its tensors."""
+        return bool(self.key_map.substitutions) or self.rearrange is not None
+
+    def renamed(self, saved: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
+        """Returns tensors as the user's rules make and rename them; each knows its name in the file.
+
+        Raises:
+            DumpError: The key map gives one name to several tensors.
+            UsageError: A rule does not fit a tensor.
+        """
+        made = saved if self.rearrange is None else self.rearrange(saved)
+        names = {name: name if made[name].exact else self.key_map.renamed(name) for name in made}
+        twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
+        if twice:
+            raise DumpError(f"{printable(str(self.path))}: --map-keys renames several tensors to {printable(twice[0])}")
+        return {name: made[old].called(old) for old, name in names.items() if name}
+
+    def wanted(self, paths: Sequence[str], leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Returns the positions of the variables that are read, which are those that `keep_init` does not name.
+
+        Args:
+            paths: The path of each variable of the model, its collection first.
+            leaves: The variables.
+
+        Raises:
+            UsageError: A pattern names no variable, or they name all.
+        """
+        spellings = [
+            (path, leaf.name, naming.key_of(leaf.family, leaf.name)) for path, leaf in zip(paths, leaves, strict=True)
+        ]
+        Selection(select=self.keep_init).require_matches(chain.from_iterable(spellings))
+        kept = Selection(exclude=self.keep_init)
+        wanted = tuple(at for at, each in enumerate(spellings) if not kept.excludes(*each))
+        if self.keep_init and not wanted:
+            raise UsageError("--keep-init names every variable, and nothing is read", hint="leave --checkpoint out")
+        return wanted
