@@ -287,7 +287,7 @@ class ModelOptions:
         return DataRequest(location=location, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
-        from gradscope.cli.options.checkpoint_request import checkpoint_request
+        from gradscope.cli.options.checkpoint_options import checkpoint_request
 
         if self.checkpoint is None:
             return None
