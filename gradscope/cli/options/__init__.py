@@ -1,6 +1,6 @@
 """Options are groups of command-line options that several commands share.
 
-- `model_options`: the model, its batch and its precision; `checkpoint_request` reads the files of rules for its
+- `model_options`: the model, its batch and its precision; `checkpoint_options` reads the files of rules for its
   checkpoint. `shared`: single options, and the check that options exclude each other.
 - `observation_options`: `--ops`, `--terms`, `--per-example`. `fetch_and_feed_options`: `--feed`, `--fetch`, `--of`,
   `--wrt`, `--cotangent`, `--stop-gradient`.
