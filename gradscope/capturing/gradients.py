@@ -114,6 +114,7 @@ def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None
         )
     if site is not None and site.forward_only:
         raise ModelError(
-            f"the gradient with respect to {printable(name)} would have to pass a while loop or a callback",
+            f"the gradient with respect to {printable(name)} would have to pass a while loop, or an operation "
+            "without a derivative",
             hint="reverse mode cannot pass those; a fori_loop of a fixed length, or a scan, it can",
         )

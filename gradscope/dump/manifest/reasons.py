@@ -67,8 +67,9 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ),
     ReasonSpec(
         name="forward-only",
-        phrase="before or in a while loop, which reverse mode cannot pass",
-        sentence="Reverse mode cannot pass: it is in a `while` loop, or before one.",
+        phrase="before or in a while loop, or another operation that reverse mode cannot pass",
+        sentence="Reverse mode cannot pass: it is in a `while` loop, or before one, or before an operation that JAX "
+        "cannot differentiate, as a callback or `pmax`.",
         remedy="Use lax.scan, or fori_loop with a fixed number of iterations, where its gradient is needed.",
     ),
     ReasonSpec(

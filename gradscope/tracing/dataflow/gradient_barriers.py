@@ -16,7 +16,7 @@ from gradscope.dump.record import AS_DATA, STOPPED, Reason
 from gradscope.primitive_groups import COPIES, SLICES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
+from gradscope.tracing.dataflow.reachability import is_constant, is_inexact, is_without_derivative
 from gradscope.tracing.dataflow.stopped_data import StoppedData
 from gradscope.tracing.jaxpr.custom_rules import custom_rule, may_refuse
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
@@ -231,15 +231,15 @@ def _words(step: Step) -> str | None:
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
+    if is_without_derivative(step.frame, step.number):
+        return f"{where}, which JAX cannot differentiate"
     if step.way in _SOLVER and inside and _is_solver(inside[0]):
         return f"{where}, {_SOLVER[step.way]}"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
         return None
     name = equation.primitive.name
-    if name == "stop_gradient":
-        return where
     if is_constant(equation):
-        return f"{where}, constant wherever it has a derivative"
+        return where if name == "stop_gradient" else f"{where}, constant wherever it has a derivative"
     return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
 
 

@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 import jax.numpy as jnp
+from jax.interpreters import ad
 
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
@@ -38,8 +39,8 @@ class Reach(IntEnum):
 #: Primitives that are constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
-#: Primitives that JAX refuses to differentiate, even where nothing depends on the result.
-_WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
+#: Primitives whose rule is to refuse.
+_REFUSING: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ class _Analysis:
     def _levels(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]
         arriving = _of_inexact(equation.outvars, outputs)
-        if equation.primitive.name in _WITHOUT_RULE:
+        if is_without_derivative(frame, number):
             operands: Sequence[int] = [Reach.BARRED] * len(equation.invars)
         elif is_constant(equation):
             operands = [Reach.NOTHING] * len(equation.invars)
@@ -216,6 +217,16 @@ class _Analysis:
 def _highest(levels: Sequence[int], before: Sequence[int] | None) -> Sequence[int]:
     """Returns the levels of a frame that is followed again, in another iteration."""
     return levels if before is None else list(map(max, levels, before))
+
+
+def is_without_derivative(frame: Frame, number: int) -> bool:
+    """Returns whether JAX refuses to differentiate an equation, as one of `pmax`, even where nothing depends on it.
+
+    A program may still have it, behind a `stop_gradient`.
+    """
+    primitive = frame.jaxpr.eqns[number].primitive
+    is_known = number in frame.children or primitive.call_primitive or primitive in ad.primitive_jvps
+    return not is_known or primitive.name in _REFUSING
 
 
 def is_constant(equation: Equation) -> bool:

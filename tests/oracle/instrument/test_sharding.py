@@ -104,6 +104,30 @@ def test_what_moves_between_shards() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
+def test_the_largest_of_all_shards_has_no_derivative_and_needs_none() -> None:
+    """The logarithm of a sum over columns that are divided: the maximum keeps it finite, and is no part of it."""
+    shards = math.gcd(SHARDS, 2)
+
+    def loss(weight: Any, x: Any) -> Any:
+        def shard(weight: Any, x: Any) -> Any:
+            logits = layer("logits", dense, weight, x)
+            own = layer("own", lambda: jax.lax.stop_gradient(logits).max(axis=1))
+            largest = layer("largest", jax.lax.pmax, own, "model")
+            return largest + jnp.log(jax.lax.psum(jnp.exp(logits - largest[:, None]).sum(axis=1), "model"))
+
+        specs = {"in_specs": (PartitionSpec(None, "model"), PartitionSpec()), "out_specs": PartitionSpec()}
+        wide = jnp.concatenate([weight, -weight[:, :1]], axis=1)
+        return jax.shard_map(shard, mesh=mesh_of(model=shards), **specs)(wide, x).sum()
+
+    seen = observe(loss, WEIGHTS, INPUTS).seen
+    wide = jnp.concatenate([WEIGHTS, -WEIGHTS[:, :1]], axis=1)
+    plain, gradient = jax.value_and_grad(lambda logits: jax.nn.logsumexp(logits, axis=1).sum())(dense(wide, INPUTS))
+    for number, part in enumerate(jnp.split(gradient, shards, axis=1)):
+        assert_close(seen[f"logits[{number}]"].gradient, part)
+        assert seen[f"own[{number}]"].gradient is None
+    assert_close(loss(WEIGHTS, INPUTS), plain)
+
+
 def test_a_weight_that_is_split_and_an_input_that_is_not() -> None:
     shards = math.gcd(SHARDS, 2)
 

@@ -171,6 +171,20 @@ def test_a_host_callback_bars_even_where_nothing_depends_on_it() -> None:
     assert reach(traced(function)) == {"in": Reach.BARRED}
 
 
+@pytest.mark.parametrize("primitive", [lambda x: jnp.nextafter(x, 9.0), lambda x: jax.lax.igamma_grad_a(x + 3, x + 3)])
+def test_a_primitive_without_a_derivative_bars(primitive: Callable[[Any], Any]) -> None:
+    def function(w: Any, x: Any) -> Any:
+        return primitive(jax.lax.stop_gradient(under("in", jnp.sin, x))) * under("beside", jnp.cos, x) * w
+
+    found = reach(traced(function))
+    assert (found["in"], found["beside"]) == (Reach.NOTHING, Reach.GRADIENT)
+
+    def stopped(w: Any, x: Any) -> Any:
+        return primitive(under("in", lambda x: jnp.sin(jax.lax.stop_gradient(x)), x)) * w
+
+    assert reach(traced(stopped)) == {"in": Reach.BARRED}
+
+
 def test_an_input_that_a_while_loop_prepares_is_not_differentiated_and_a_parameter_is_the_users_to_know() -> None:
     trace = of_while(lambda w, x, iterations: looped(x, iterations) * w)
     found = {leaf.family: (leaf.differentiated, leaf.forward_only) for leaf in trace.arguments if leaf.shape}
