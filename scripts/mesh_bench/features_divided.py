@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -41,6 +42,24 @@ def network(how: str, *, vma: bool = True) -> Loss:
     return on_mesh(part, (SPECS, PartitionSpec("data")), two=True, vma=vma)
 
 
+def residual(*, each: bool = False, reduced: bool = True) -> Loss:
+    """A residual connection that each device adds, or all of them once; the loss of all examples, or of a part."""
+
+    def part(params: Any, batch: Any) -> Any:
+        with jax.named_scope("stem"):
+            stream = jnp.tanh(jnp.concatenate([batch["x"], -2 * batch["x"]], axis=1))
+        x = jax.nn.gelu(dense(params, "fc1", batch["x"]))
+        with jax.named_scope("fc2"):
+            x = x @ params["fc2"]["kernel"]
+            x = lax.psum(x + stream, "model") if each else lax.psum(x, "model") + stream
+            x = x + params["fc2"]["bias"]
+        with jax.named_scope("fc3"):
+            loss = errors(x @ params["fc3"]["kernel"] + params["fc3"]["bias"], batch["y"]).mean()
+        return lax.pmean(loss, "data") if reduced else loss
+
+    return on_mesh(part, (SPECS, PartitionSpec("data")), two=True, vma=False)
+
+
 def gathered(params: Any, batch: Any) -> Any:
     """Parameters are divided among the devices, which gather them where they use them."""
 
@@ -65,5 +84,8 @@ PROGRAMS = {
     "a mean of products": Program(network("a mean of products"), "factor", "model"),
     "terms": Program(network("terms", vma=False), "terms", "model"),
     "a bias on each device": Program(network("a bias on each device"), "added again", "model"),
+    "a residual connection": Program(residual()),
+    "a residual on each device": Program(residual(each=True), "added again", "model"),
+    "the loss of a part, of two axes": Program(residual(reduced=False), "not reduced", "data"),
     "summed at the input": Program(network("summed at the input", vma=False), "factor", "model"),
 }

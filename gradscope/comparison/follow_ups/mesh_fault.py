@@ -71,7 +71,7 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
         "added again": FaultWords(
             "{name} has {detail} times in it",
             "it is added on each device along {axis}, before what adds them up",
-            "a parameter several",
+            "a parameter, or what a residual connection adds, several",
         ),
         "not reduced": FaultWords(
             "values and gradients agree, and {name} is that of one part",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import combinations
+from itertools import chain
 from typing import Final
+
+import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import as_reals
+from gradscope.comparison.follow_ups.mesh_collectives import MeshCollectives, likely_first, over_axis
 from gradscope.comparison.follow_ups.mesh_fault import LOSS, FaultKind, MeshFault
+from gradscope.comparison.follow_ups.mesh_paths import leading_to_loss
 from gradscope.comparison.follow_ups.mesh_relations import Relation, are_masked_otherwise, factor_between, relation_of
 from gradscope.comparison.follow_ups.mesh_values import axis_values
+from gradscope.comparison.follow_ups.repeated_terms import RepeatedTerm, repeated_parameters, repeated_values
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.by_shards import layout_of
 from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, divides, shard_groups
@@ -29,9 +34,7 @@ from gradscope.naming import (
     STATE,
     is_gradient,
     key_of,
-    printable,
 )
-from gradscope.naming.paths import without_iterations
 
 #: The families of what a program is given.
 _ARGUMENTS: Final = frozenset({PARAM, STATE, INPUT})
@@ -76,7 +79,7 @@ class _Search:
         self._mesh = {
             axis: times for axis, times in further.items() if all(each.get(axis) != more[axis] for each in agreed)
         } or further
-        self._collectives = dumps.cand.manifest.collectives
+        self._collectives = MeshCollectives(collectives=dumps.cand.manifest.collectives, mesh=self._mesh)
         self._matches: Mapping[str, Match] = {match.ref: match for match in found.matches}
 
     @cached_property
@@ -90,9 +93,9 @@ class _Search:
         if (row := next(arguments, None)) is not None:
             return self._fault("arguments", row, "", None, None)
         if (factor := self._common_factor()) is not None:
-            passed = _likely_first(factor, self._collectives[::-1])
-            axis = self._axes_of(factor, passed)
-            return self._fault("factor", None, axis, factor, next(self._over(axis, passed), None))
+            passed = likely_first(factor, self._collectives.collectives[::-1])
+            axis = self._collectives.axes_of(factor, passed)
+            return self._fault("factor", None, axis, factor, next(over_axis(axis, passed), None))
         if (terms := self._terms_used()) is not None:
             return terms
         row = self._first()
@@ -114,11 +117,14 @@ class _Search:
             return self._fault("not finite", row, "", None, None)
         if (found := self.relation(row)) is not None:
             axis, relation = found
-            collective = self._nearest(row, axis)
+            if relation.kind == "terms" and (repeated := self._repeated(row, axis)) is not None:
+                return repeated
+            collective = self._collectives.nearest(row, axis)
             return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
         if row.family == ACTIVATION and (pair := self._pair(row)) and are_masked_otherwise(*pair):
             return self._fault("zeros", row, "", None, None)
-        return self._multiple(row) or self._of_parameter(row) or self._fault("values", row, "", None, None)
+        known = self._multiple(row) or self._repeated(row) or self._of_parameter(row)
+        return known or self._fault("values", row, "", None, None)
 
     def _of_parameter(self, row: ComparisonRow) -> MeshFault | None:
         """Returns the fault where a gradient is wrong in parts, and the parameter's of one part is a multiple.
@@ -133,7 +139,7 @@ class _Search:
         """Returns how many times as large the loss and the gradients of all parameters are; None where they are not."""
         losses = self._found.losses
         factor = losses.cand / losses.ref if losses is not None and losses.ref else 0.0
-        if losses is None or not factor or not self._axes_of(factor, ()):
+        if losses is None or not factor or not self._collectives.axes_of(factor, ()):
             return None
         if losses.factor is not None:
             return factor
@@ -176,15 +182,26 @@ class _Search:
     def _first(self) -> ComparisonRow | None:
         """Returns the first row that differs, in the direction of computation."""
         first = self._found.first_divergence
+        if first.forward is not None:
+            return next(iter(leading_to_loss(self._found.rows, self._dumps.ref)), first.forward)
         others = [row for row in self._found.rows if row.status == "different" and is_gradient(row.family)]
-        return first.forward or first.backward or max(others, key=lambda row: row.index, default=None)
+        return first.backward or max(others, key=lambda row: row.index, default=None)
 
     def _of_loss(self) -> MeshFault | None:
         """Returns the fault of a loss that alone differs: nothing behind the last layer reduces it."""
         last = max((layer.index for layer in self._dumps.cand.manifest.layers), default=0)
-        reduced = {axis for each in self._collectives if each.index > last for axis in each.axes}
-        axes = [axis for axis in self._mesh if axis not in reduced]
+        reduced = {axis for each in self._collectives.collectives if each.index > last for axis in each.axes}
+        axes = [axis for axis in self._mesh if axis not in reduced | self._equal_along()]
         return self._fault("not reduced" if axes else "values", None, ",".join(axes), None, None)
+
+    def _equal_along(self) -> set[str]:
+        """Returns the axes of the mesh along which all devices have the last value that the loss is computed from."""
+        groups = {key: self._groups[key] for key in self._dumps.ref.manifest.loss_sources if key in self._groups}
+        found: set[str] = set()
+        for group in groups.values():
+            layout = layout_of(self._dumps.ref, self._dumps.cand, group, ACTIVATION)
+            found.update(() if layout is None else ([*group.axes][at] for at in layout.copied))
+        return found
 
     def relation(self, row: ComparisonRow) -> tuple[str, Relation] | None:
         """Returns the axis of the mesh along which what devices have is in a relation to what fewer have, and that."""
@@ -206,25 +223,41 @@ class _Search:
         if factor is None:
             return None
         if abs(factor - 1) < _NEAR:
-            return None if is_gradient(row.family) else self._added_again(row, pair[1] - pair[0])
-        passed = _likely_first(factor, self._passed(row))
-        axis = self._axes_of(factor, passed)
-        return self._fault("factor", row, axis, factor, next(self._over(axis, passed), None)) if axis else None
+            terms = repeated_parameters(self._dumps.ref, pair[1] - pair[0])
+            return None if is_gradient(row.family) else self._added_again(row, terms)
+        passed = likely_first(factor, self._collectives.passed(row))
+        axis = self._collectives.axes_of(factor, passed)
+        return self._fault("factor", row, axis, factor, next(over_axis(axis, passed), None)) if axis else None
 
-    def _added_again(self, row: ComparisonRow, rest: Array) -> MeshFault | None:
-        """Returns the fault where a parameter is in a value as many times as there are devices along an axis."""
+    def _repeated(self, row: ComparisonRow, summed: str = "") -> MeshFault | None:
+        """Returns the fault where each device adds what is to be added once, as a bias or a residual connection.
+
+        Args:
+            row: The row that differs.
+            summed: The axis along which its value is in terms; they have to be added up behind it.
+        """
+        layers = self._dumps.cand.manifest.layers
+        if row.family != ACTIVATION or (summed and not self._collectives.adds_up(row, summed, layers)):
+            return None
+        group, pair = self._groups.get(key_of(ACTIVATION, row.name)), self._pair(row)
+        parts = () if group is None else axis_values(self._dumps, group, ACTIVATION)
+        rests = [np.sum(each.several, axis=0) - each.whole for each in parts if each.axis == summed]
+        rests += [] if pair is None or summed else [pair[1] - pair[0]]
+        source = self._dumps.ref
+        found = (
+            self._added_again(row, chain(repeated_parameters(source, rest), repeated_values(source, row, rest)))
+            for rest in rests
+        )
+        return next(filter(None, found), None)
+
+    def _added_again(self, row: ComparisonRow, terms: Iterable[RepeatedTerm]) -> MeshFault | None:
+        """Returns the fault where one of some terms is in a value as many times as there are devices along an axis."""
         if self._devices > 1:  # fewer devices have it several times, too
             return None
-        offset = rest.reshape(-1, rest.shape[-1])[0] if rest.ndim else rest
-        for key in self._dumps.ref.keys():  # noqa: SIM118 - no mapping
-            entry = self._dumps.ref.entry(key)
-            if entry.family != PARAM or entry.shape != offset.shape or not self._dumps.ref.has_tensor(key):
-                continue
-            more = factor_between(as_reals(self._dumps.ref.array(key)), offset)
-            axis = "" if more is None else self._axes_of(more + 1, self._passed(row))
-            if more is not None and axis:
-                detail = f"`{printable(entry.name)}` {more + 1:.4g}"
-                return self._fault("added again", row, axis, None, self._nearest(row, axis), detail=detail)
+        for term in terms:
+            if axis := self._collectives.axes_of(term.more + 1, self._collectives.passed(row)):
+                detail = f"{term.words} {term.more + 1:.4g}"
+                return self._fault("added again", row, axis, None, self._collectives.nearest(row, axis), detail=detail)
         return None
 
     def _pair(self, row: ComparisonRow) -> tuple[Array, Array] | None:
@@ -235,34 +268,6 @@ class _Search:
             return None
         one, several = as_reals(ref.array(match.ref)), as_reals(match.recipe.array(cand))
         return (one, several) if one.shape == several.shape else None
-
-    def _axes_of(self, factor: float, passed: Sequence[Collective]) -> str:
-        """Returns the axes that have as many devices as a factor, or its inverse; of several, those passed last."""
-        some = [each for count in range(1, len(self._mesh) + 1) for each in combinations(self._mesh, count)]
-        sizes = {axes: math.prod(self._mesh[axis] for axis in axes) for axes in some}
-        fitting = [
-            axes for axes in some if any(abs(each - sizes[axes]) < _NEAR * each for each in (factor, 1 / factor))
-        ]
-        over = [{*each.axes} for each in passed]
-        fitting.sort(key=lambda axes: over.index({*axes}) if {*axes} in over else len(over))
-        return ",".join(fitting[0]) if fitting else ""
-
-    def _nearest(self, row: ComparisonRow, axis: str) -> Collective | None:
-        """Returns the collective over an axis that is passed last on the way to a row."""
-        return next(self._over(axis, self._passed(row)), None)
-
-    def _passed(self, row: ComparisonRow) -> Sequence[Collective]:
-        """Returns the collectives that a row has passed, the last first, and those in its own layer before others."""
-        layer = without_iterations(row.name)
-        if is_gradient(row.family):
-            found = [each for each in self._collectives if each.index >= row.index or each.layer == layer]
-        else:
-            found = [each for each in reversed(self._collectives) if each.index <= row.index or each.layer == layer]
-        return sorted(found, key=lambda each: each.layer != layer)
-
-    def _over(self, axis: str, some: Iterable[Collective]) -> Iterator[Collective]:
-        axes = {*axis.split(",")}
-        return (each for each in some if axes.intersection(each.axes))
 
     def _fault(
         self, kind: FaultKind, row: ComparisonRow | None, axis: str, factor: float | None,
@@ -276,11 +281,6 @@ class _Search:
             source=own if collective is None or collective.source is None else collective.source,
             devices=self._devices,
         )  # fmt: skip
-
-
-def _likely_first(factor: float, passed: Sequence[Collective]) -> list[Collective]:
-    """Returns the collectives that may have made a factor first: a sum makes a value larger, a mean smaller."""
-    return sorted(passed, key=lambda each: (each.function == "pmean") is (factor > 1))
 
 
 def _without_offset(values: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from gradscope.comparison import CompareOptions
 from gradscope.comparison.follow_ups.mesh_comparison import mesh_member
 from gradscope.comparison.follow_ups.mesh_fault import MeshFault
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import split_key
@@ -103,3 +103,27 @@ def test_terms_of_a_loss_that_alone_differs_are_not_at_fault() -> None:
     few = dump({**wholes, "activation/last": OTHER, "activation/mean": one}, {})
     found = fault(few, dump({**right, "activation/mean": other}, {"model": 2}, loss=3.5))
     assert (found.kind, found.name, found.axis) == ("not reduced", "the loss", "model")
+
+
+def test_a_residual_that_each_device_adds_is_in_the_sum_several_times() -> None:
+    """A value before it, an input, or the sum of two: the stream of a block need have no entry of its own."""
+    one = {"input/x": VALUE, "activation/attn": OTHER, "activation/mlp": NOISE + VALUE + OTHER}
+    for more, words in ((VALUE, "`x` 4"), (OTHER, "`attn` 4"), (VALUE + OTHER, "`x` and `attn` 4")):
+        found = fault(dump(one, {}), dump({**one, "activation/mlp": one["activation/mlp"] + 3 * more}, {"model": 4}))
+        assert (found.kind, found.name, found.axis, found.detail) == ("added again", "mlp", "model", words)
+    other = {**one, "activation/mlp": one["activation/mlp"] + 3 * VALUE + OTHER}
+    assert fault(dump(one, {}), dump(other, {"model": 4})).kind == "values"
+
+
+def test_what_nothing_but_equal_values_are_made_of_is_not_at_fault() -> None:
+    """The number of a device is another one on each device."""
+    one = {"activation/number": VALUE, "activation/embed": OTHER, "activation/fc": NOISE}
+    other = {**one, "activation/number": VALUE + 1, "activation/fc": NOISE @ _draw(size=(6, 6)).astype(np.float32)}
+    few, more = dump(one, {}), dump(other, {"model": 2}, loss=2.5)
+    assert fault(few, more).name == "number"
+    read = [("number", ("x",)), ("embed", ("number",)), ("fc", ("embed",))]
+    layers = tuple(
+        Layer(path=name, index=index, inputs=inputs, outputs=(name,)) for index, (name, inputs) in enumerate(read)
+    )
+    known = replace(few.manifest, layers=layers, loss_sources=("activation/fc",))
+    assert fault(MemoryDump(known, {key: few.array(key) for key in few.keys()}), more).name == "fc"  # noqa: SIM118
