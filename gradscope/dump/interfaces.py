@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
@@ -126,6 +126,8 @@ class EntryIndex:
     def entry(self, key: str) -> Entry:
         found = self._entries.get(key)
         if found is None:
+            if not isinstance(cast("object", key), str):  # as of any mapping, a key may be anything
+                raise MissingKeyError(f"the dump has no entry {key!a}: its keys are strings")
             raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
         return found
 
