@@ -55,8 +55,8 @@ def require_measurable(array: object, tier: str, tiers: Collection[str]) -> None
     """
     if tier not in tiers:
         raise UsageError(f"tier is {tier!r}", hint=f"it is one of {', '.join(tiers)}")
-    is_array = isinstance(array, np.ndarray | np.generic) and not isinstance(array, np.ma.MaskedArray)
-    if is_array and not array.dtype.hasobject:
+    is_masked = isinstance(array, np.ma.MaskedArray)
+    if isinstance(array, np.ndarray | np.generic) and not is_masked and not array.dtype.hasobject:
         return
     raise ArgumentTypeError(
         f"array is a {type(array).__name__}, expected an array of NumPy, without a mask or objects of Python",

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from gradscope.cli.running.interpreter_parts import InterpreterParts
 from gradscope.cli.standard_streams import stderr, stdout
 from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.naming import printable
@@ -67,12 +68,13 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
         The exit status.
     """
     # `--traceback` is looked for in the arguments because an error may come before options are parsed.
+    parts = InterpreterParts()
     try:
         return _status(program)
     except BrokenPipeError:
         return BROKEN_PIPE
     except BaseException as failure:  # a signal handler of the model may raise one of any class
-        return _report(failure, arguments)
+        return _report(failure, parts.put_back(failure), arguments)
     finally:
         _release_output()
 
@@ -116,9 +118,9 @@ def _release_output() -> None:
             pass
 
 
-def _report(failure: BaseException, arguments: Sequence[str]) -> int:
-    """Reports a failure on standard error and returns its exit status."""
-    status, found = _verdict(failure, arguments)
+def _report(failure: BaseException, taken: Sequence[str], arguments: Sequence[str]) -> int:
+    """Reports a failure on standard error, and which parts of Python were taken away, and returns its exit status."""
+    status, found = _verdict(failure, taken, arguments)
     lines = [without_middle(printable(line), _LONGEST_LINE) for line in found]
     if _asks_for_annotations(arguments):
         _annotate(failure, lines, arguments)
@@ -151,12 +153,15 @@ def _annotate(failure: BaseException, lines: Sequence[str], arguments: Sequence[
         stdout().write(annotations_text([annotation], lambda known: path_in_repository(known, target)))
 
 
-def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
+def _verdict(failure: BaseException, taken: Sequence[str], arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Returns the exit status of a failure and the lines that report it."""
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
     known = failure if isinstance(failure, GradscopeError) else None
     expected = known or _overlong_name(failure) or _environment_failure(failure) or _failure_of_user(failure)
+    if expected is None and taken:
+        text = f"the model takes away what Python itself needs, {', '.join(taken)}: {type(failure).__name__}: {failure}"
+        expected = ModelError(text, hint="let it put back what it changes")
     if expected is None:
         return BUG, _bug_report(failure, arguments)
     return expected.exit_code, list(_error_lines(expected))
