@@ -7,6 +7,7 @@ or in a library, and the message about it would fail as well.
 from __future__ import annotations
 
 import builtins
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ _FUNCTIONS: Final[tuple[tuple[ModuleType, str], ...]] = (
     (sys, "excepthook"),
     (threading, "excepthook"),
 )
+#: Signals that programs give a meaning, and the timers that send some.
+_OF_PROGRAMS: Final = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2)
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: Lists that it reads.
 _LISTS: Final = ("argv", "path", "meta_path", "path_hooks")
 #: Those in which it looks for what is imported.
@@ -32,6 +36,8 @@ class InterpreterParts:
         self._modules = dict(sys.modules)
         self._functions = [(module, name, getattr(module, name)) for module, name in _FUNCTIONS]
         self._lists: dict[str, list[Any]] = {name: [*getattr(sys, name)] for name in _LISTS}
+        self._handlers = {number: signal.getsignal(number) for number in _OF_PROGRAMS}
+        self._timers = [each for each in _TIMERS if any(signal.getitimer(each))]
 
     def put_back(self, failure: BaseException) -> tuple[str, ...]:
         """Puts back what the program has taken away, and returns the names of what can be why it failed.
@@ -39,6 +45,18 @@ class InterpreterParts:
         A part of a list may well be taken away: that counts where something was not imported.
         """
         return (*self._put_back_modules(), *self._put_back_functions(), *self._put_back_lists(failure))
+
+    def still_signals(self) -> None:
+        """Stops the timers that the program has set, and ignores the signals that it handles.
+
+        Where it leaves a timer that goes on, the signal ends Python while that ends.
+        """
+        for timer in _TIMERS:
+            if timer not in self._timers:
+                signal.setitimer(timer, 0)
+        for number, before in self._handlers.items():
+            if signal.getsignal(number) not in (before, signal.SIG_IGN):
+                signal.signal(number, signal.SIG_IGN)
 
     def _put_back_modules(self) -> Iterator[str]:
         if sys.modules.get("sys") is not sys:

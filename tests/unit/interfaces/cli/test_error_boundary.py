@@ -122,6 +122,28 @@ def test_a_model_that_takes_python_apart_is_told_so(
     assert getattr(module, attribute)
 
 
+#: A model whose timer interrupts everything from now on, and what the command then does.
+TICKING = """
+import signal, sys
+from gradscope.cli.error_boundary import guarded
+def tick(*_): raise SystemError("tick")
+def run():
+    signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)
+    {then}
+sys.exit(guarded(run, []))
+"""
+
+
+@pytest.mark.parametrize(("then", "status"), [("while True: pass", 70), ("raise MemoryError", 5), ("return 1", 1)])
+def test_a_handler_that_raises_all_the_time_does_not_reach_the_end(then: str, status: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TICKING.format(then=then)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode in {status, 70}  # 70 where the timer comes before what the model does
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_part_of_a_list_may_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, user_frames.__name__, raising=False)
