@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gradscope.dump.storage.writing import companions
+from gradscope.dump.storage.writing.atomic_folder import write_folder
 from gradscope.dump.storage.writing.companions import write_together
 from gradscope.dump.storage.writing.partial_file import PartialFile
-from gradscope.errors import UsageError
+from gradscope.errors import MachineError, UsageError
 
 NAMES = ("arrays.npz", "script.py")
 
@@ -47,4 +48,12 @@ def test_a_writer_that_is_not_done_is_not_waited_for_without_end(
     monkeypatch.setattr(companions, "_WAITING_SECONDS", 0.05)
     with companions._alone_in(tmp_path), pytest.raises(UsageError, match="another process writes to "):
         write_together(files(tmp_path, b"new"), replace=True)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_error_names_the_folder_that_is_asked_for(tmp_path: Path) -> None:
+    """It is made under another name, of which nobody has heard."""
+    target = tmp_path / "repro"
+    with pytest.raises(MachineError, match=rf"^cannot write to {target}/{'x' * 300}: File name too long"):
+        write_folder(target, {"x" * 300: b""})
     assert [*tmp_path.iterdir()] == []
