@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
@@ -15,7 +15,7 @@ from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import MissingKeyError
 from gradscope.naming import key_of, printable
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import missing_key
 from gradscope.protocols import implements
 
 
@@ -126,9 +126,7 @@ class EntryIndex:
     def entry(self, key: str) -> Entry:
         found = self._entries.get(key)
         if found is None:
-            if not isinstance(cast("object", key), str):  # as of any mapping, a key may be anything
-                raise MissingKeyError(f"the dump has no entry {key!a}: its keys are strings")
-            raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
+            raise missing_key("the dump has no entry", key, self.keys())
         return found
 
     @implements(DumpSource)

@@ -82,8 +82,15 @@ def test_a_dump_has_no_key_that_is_no_text(key: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", kernel=np.eye(2))
     with gs.load(tmp_path / "weights.npz") as dump:
         for look_up in (dump.__getitem__, dump.stats):
-            with pytest.raises(KeyError, match="its keys are strings"):
+            with pytest.raises(KeyError, match="keys are strings"):
                 look_up(key)
+
+
+@pytest.mark.parametrize("key", [3, None, ("a", "b")])
+def test_nor_has_what_a_step_observed(key: Any) -> None:
+    _, seen = gs.value_and_grad(lambda w: (w**2).sum(), families="param")(np.ones(2, np.float32))
+    with pytest.raises(KeyError, match="keys are strings"):
+        seen[key]
 
 
 @pytest.mark.parametrize("array", [3.0, [1.0], "abc", np.ma.array([1.0, 2.0], mask=[0, 1]), np.array([object()])])
