@@ -14,9 +14,12 @@ Names are imported on first use: reading and comparing dumps never imports JAX.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+#: As of `typing`, which `python -m gradscope` would take from the current folder here, where that has a `typing.py`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gradscope.api.capture_function import capture
     from gradscope.api.comparing import compare
     from gradscope.api.observing import gradients, save, value_and_grad

@@ -62,6 +62,10 @@ class MissingKeyError(UsageError, KeyError):
         return self.message if self.hint is None else f"{self.message} ({self.hint})"
 
 
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument of a public function is of a wrong type: also Python's error for that."""
+
+
 class DumpError(GradscopeError):
     """A dump or data file is missing, damaged, hostile, or of a kind that is refused."""
 

@@ -23,15 +23,17 @@ from gradscope.capturing.execution.function_call import (
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
-from gradscope.errors import UsageError
+from gradscope.errors import ArgumentTypeError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming import as_tuple
 from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import with_array_variables
+from gradscope.typed_arguments import typed
 
 
+@typed("fun", "argnums")
 @debug_flags_off()
 def capture(
     fun: Callable[..., Any],
@@ -97,8 +99,8 @@ def capture(
         UsageError: It is called inside a transformation; a pattern selects nothing; there is no such family, or nothing
             requests that it is made; `ops` or `depth` is none of its values; a name is unknown; a tensor does not fit;
             or the batch's examples are not known.
-        TypeError: `argnums` is not a position of an argument, or a differentiated argument has something else than
-            arrays and numbers.
+        TypeError: `fun` is no function, `argnums` is not a position of an argument, or a differentiated argument has
+            something else than arrays and numbers.
         ValueError: A negative position is before the first argument.
 
     Example:
@@ -116,6 +118,8 @@ def capture(
         activation/dense (4, 2)
         activation_grad/dense (4, 2)
     """
+    if not callable(fun):
+        raise ArgumentTypeError(f"fun is {fun!r}, expected a function")
     # Inside `jit` even an array that depends on nothing is traced.
     require_untraced((*jax.tree_util.tree_leaves(args), jnp.zeros(())))
     if ops not in (False, True, "outputs", "inputs"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast, overload
+from typing import Any, SupportsFloat, cast, overload
 
 from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
@@ -15,6 +15,7 @@ from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, co
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, as_tuple
+from gradscope.typed_arguments import typed
 
 
 @overload
@@ -49,6 +50,7 @@ def compare(
 ) -> Comparison: ...
 
 
+@typed("ref", "cand")
 def compare(
     ref: Dump | Run,
     cand: Dump | Run,
@@ -109,7 +111,7 @@ def compare(
         map_rules=() if map_file is None else read_map(Path(map_file)),
         allow_missing=as_tuple(allow_missing),
         rules=_rules(tol),
-        rel_l2=tol if isinstance(tol, int | float) else None,
+        rel_l2=_number(tol),
         bitwise=bitwise,
         rtol=rtol,
         atol=atol,
@@ -137,6 +139,9 @@ def _kind(value: object) -> str:
 
 
 def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
-    if tol is None or isinstance(tol, int | float):
-        return ()
-    return tuple(map(ToleranceRule.parse, as_tuple(tol)))
+    return tuple(map(ToleranceRule.parse, as_tuple(cast("Any", tol)))) if _number(tol) is None else ()
+
+
+def _number(tol: float | str | Sequence[str] | None) -> float | None:
+    """Returns a tolerance that is one number, also one of NumPy or JAX."""
+    return float(tol) if isinstance(tol, SupportsFloat) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, ParamSpec, SupportsIndex, cast, overload
 
@@ -20,11 +20,12 @@ from gradscope.capturing.value_and_grad import Signature, observing_value_and_gr
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest, Tier
 from gradscope.dump.sources.memory_dump import MemoryDump
-from gradscope.errors import UsageError
+from gradscope.errors import ArgumentTypeError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.statistics.core_columns import CoreStatistics
 from gradscope.instrument.statistics.core_statistics import core_statistics
 from gradscope.naming import as_tuple
+from gradscope.typed_arguments import typed
 
 Parameters = ParamSpec("Parameters")
 
@@ -68,6 +69,7 @@ def value_and_grad(
 ) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[jax.Array]]]: ...
 
 
+@typed("fun", "argnums", "reduce_axes")
 def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     fun: Callable[Parameters, Any],
     argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
@@ -152,6 +154,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     return observing_value_and_grad(fun, signature, spec, "full" if tier == "full" else observe)
 
 
+@typed()
 def gradients(
     fun: Callable[..., Any],
     args: Sequence[Any] | Mapping[str, Any],
@@ -196,6 +199,8 @@ def gradients(
         [7.0]
     """
     names = as_tuple(ys)
+    if not isinstance(ys, str) and not isinstance(grad_ys, Iterable | None):
+        raise ArgumentTypeError(f"grad_ys is {grad_ys!r}, expected one gradient for each y")
     initial = [None] * len(names) if grad_ys is None else [grad_ys] if isinstance(ys, str) else list(grad_ys)
     if len(initial) != len(names):
         raise UsageError(
@@ -207,6 +212,7 @@ def gradients(
     return gradients_of(fun, () if by_name else args, args if by_name else {}, question)
 
 
+@typed("what")
 def save(path: str | os.PathLike[str], what: Seen[Any] | Dump, *, force: bool = False) -> Manifest:
     """Writes the observations of a step, or a dump in memory, to a file.
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from types import TracebackType
 from typing import Self, cast
 
 from gradscope.arrays.blocks import Array
@@ -21,6 +20,7 @@ from gradscope.naming.summary import Summary
 from gradscope.presentation import Query, Screen, dump_report, to_text
 from gradscope.presentation.page.notebook import dump_html
 from gradscope.stats import Finding, TensorStats, Thresholds, find
+from gradscope.typed_arguments import typed
 
 
 class Dump(Mapping[str, Array]):
@@ -55,8 +55,7 @@ class Dump(Mapping[str, Array]):
     def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:
         self.path = path
         self._source = source
-        self._close = close
-        self._closed = False
+        self._close, self._closed = close, False
 
     @property
     def source(self) -> DumpSource:
@@ -185,6 +184,7 @@ class Dump(Mapping[str, Array]):
         """
         return TensorStats.from_json(self._source.entry(self._source.resolve(key)).stats)
 
+    @typed()
     def findings(self, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
         """Returns the findings of the rules in the dump.
 
@@ -206,6 +206,7 @@ class Dump(Mapping[str, Array]):
         """
         return find(self.manifest, thresholds)
 
+    @typed()
     def table(self, *, width: int | None = None, query: Query | None = None) -> str:
         """Returns the tables that `gradscope show` prints.
 
@@ -262,12 +263,11 @@ class Dump(Mapping[str, Array]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
+@typed()
 def load(path: str | os.PathLike[str]) -> Dump:
     """Opens a dump, any .npz, .npy or .safetensors file or folder of such, or a run, without running any code in it.
 

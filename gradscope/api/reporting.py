@@ -6,7 +6,7 @@ import html
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
@@ -19,6 +19,7 @@ from gradscope.dump.storage.writing.target_path import checked_target
 from gradscope.errors import UsageError
 from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find, measured
+from gradscope.typed_arguments import typed
 
 Reported: TypeAlias = Dump | Run | Comparison
 _T = TypeVar("_T", Dump, Run)
@@ -44,6 +45,7 @@ class ReportPage:
 
     html: str = field(repr=False)
 
+    @typed()
     def save(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
         """Writes the file.
 
@@ -77,7 +79,7 @@ def report(what: Reported, *candidates: Dump | Run) -> ReportPage:
             pass the dumps to see them side by side.
 
     Raises:
-        UsageError: Candidates follow a comparison, or runs and dumps are mixed.
+        UsageError: Candidates follow a comparison, runs and dumps are mixed, or it is none of these.
         DumpError: A dump or a history is damaged.
 
     Example:
@@ -96,6 +98,11 @@ def _page(what: Reported, candidates: tuple[Dump | Run, ...]) -> PageMaker:
         return _of_runs(what, _all_of(Run, candidates))
     if candidates:
         raise UsageError("a Comparison has no candidates", hint="name the reference first")
+    if not isinstance(cast("object", what), Comparison):
+        raise UsageError(
+            f"report takes a dump, a run or a comparison, not a {type(what).__name__}",
+            hint="gs.load(path) opens a file or the folder of a run, gs.capture(...) makes a dump",
+        )
     nothing = Manifest(entries=())
     compared = Compared(name="candidate", comparison=what, ref=nothing, cand=nothing)
     return comparison_page("reference", _series([compared]), [compared])

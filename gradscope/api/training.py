@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.typed_arguments import typed
 
 if TYPE_CHECKING:
     from gradscope.training.averages import MovingAverage
     from gradscope.training.step import TrainStep
 
 
+@typed("ema")
 def train_step(
     loss: Callable[[Any, Any], Any],
     optimizer: Any,

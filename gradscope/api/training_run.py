@@ -18,6 +18,7 @@ from gradscope.history.value_histograms import ValueHistogram
 from gradscope.history.views.at_step import manifest_at
 from gradscope.presentation import trends_report
 from gradscope.presentation.page.notebook import run_html
+from gradscope.typed_arguments import typed
 
 
 class Run:
@@ -42,6 +43,7 @@ class Run:
         today is no run: it has no history
     """
 
+    @typed()
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._history = History(Path(path))
@@ -83,6 +85,7 @@ class Run:
         """Returns the keys of the tensors that the run observed, in the order of a step."""
         return tuple(tensor.key for tensor in self._history.tensors.values())
 
+    @typed()
     def series(self, key: str, column: str) -> np.ndarray:
         """Returns a statistic of a tensor at each recorded step.
 
@@ -103,6 +106,7 @@ class Run:
         known = dict(zip(steps.tolist(), values.tolist(), strict=True))
         return np.array([known.get(step, np.nan) for step in recorded.tolist()])
 
+    @typed()
     def histograms(self, key: str) -> dict[int, ValueHistogram]:
         """Returns the histograms of a tensor that were recorded with `--histograms-every`.
 
@@ -119,6 +123,7 @@ class Run:
         """
         return self._history.histograms_of(self._history.number_of(key))
 
+    @typed()
     def noise(self, key: str | None = None) -> dict[str, np.ndarray]:
         """Returns the noise of gradients that was recorded with `--per-example-every`.
 
@@ -138,6 +143,7 @@ class Run:
         """
         return self._history.noise(None if key is None else self._history.number_of(key))
 
+    @typed()
     def at(self, step: int) -> Dump:
         """Returns what was recorded of a step, as a dump with statistics and no tensors.
 

@@ -5,10 +5,12 @@ Computing k reductions over a large array reads it from memory k times. Computin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+
+from gradscope.errors import ArgumentTypeError, UsageError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,6 +39,29 @@ def blocks(array: Array, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
         yield np.ascontiguousarray(array, native).reshape(-1)
     elif array.size:
         yield from _blocks_of_slabs(array, elements)
+
+
+def require_measurable(array: object, tier: str, tiers: Collection[str]) -> None:
+    """Refuses to measure what is no array of NumPy, or has elements that are masked or objects of Python.
+
+    Args:
+        array: What is given.
+        tier: Which statistics are requested.
+        tiers: Which there are.
+
+    Raises:
+        ArgumentTypeError: It is one of these.
+        UsageError: There is no such tier.
+    """
+    if tier not in tiers:
+        raise UsageError(f"tier is {tier!r}", hint=f"it is one of {', '.join(tiers)}")
+    is_masked = isinstance(array, np.ma.MaskedArray)
+    if isinstance(array, np.ndarray | np.generic) and not is_masked and not array.dtype.hasobject:
+        return
+    raise ArgumentTypeError(
+        f"array is a {type(array).__name__}, expected an array of NumPy, without a mask or objects of Python",
+        hint="numpy.asarray(...) makes one",
+    )
 
 
 def stretch_of(array: Array, start: int, stop: int) -> Array:

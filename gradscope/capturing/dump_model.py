@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import jax
+
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.arrays.passes.compiled_pass import expect_reductions
@@ -30,7 +32,7 @@ from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Examples, Manifest, RunFacts
 from gradscope.dump.manifest.provenance import SOURCE_LINES, command_line, content_hash
 from gradscope.dump.record import Json
-from gradscope.errors import MachineError, ModelError
+from gradscope.errors import MachineError, ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import full_tensor
@@ -38,6 +40,7 @@ from gradscope.naming.sizes import shown_size
 from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.jaxpr.source_lines import lines_around
 from gradscope.tracing.layers.fallback_scopes import has_scopes
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.loading.model import Model
 
 
@@ -215,10 +218,19 @@ def _tensor_bytes(resolved: ResolvedQuery) -> int:
         UsageError: A dtype cannot be stored.
     """
     plan, arguments = resolved.plan, resolved.trace.arguments
-    leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
+    leaves = sum(_leaf_bytes(leaf) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
     cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]
     return leaves + sum(_bytes(plan.observed(each).shape, plan.tap_point(each).dtype) for each in (*named, *cotangents))
+
+
+def _leaf_bytes(leaf: Leaf) -> int:
+    if leaf.dtype == jax.dtypes.float0:
+        raise UsageError(
+            f"{naming.key_of(leaf.family, leaf.name)} is of dtype float0, which has no values to store",
+            hint="leave it out",
+        )
+    return _bytes(leaf.shape, leaf.dtype)
 
 
 def _bytes(shape: tuple[int, ...], dtype: object) -> int:

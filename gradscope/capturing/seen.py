@@ -23,14 +23,13 @@ from gradscope.capturing.execution.observation import gathered, with_global_fact
 from gradscope.capturing.execution.run import Run, observed_iterations
 from gradscope.capturing.records.measure import CoreReading, Reading
 from gradscope.capturing.records.session import Session
-from gradscope.errors import MissingKeyError, UsageError
+from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.statistics.core_columns import CoreStatistics, rows_of, scalars_of
 from gradscope.instrument.taps import full_tensor
-from gradscope.naming import printable
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import missing_key
 from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
@@ -140,7 +139,7 @@ class Seen(Mapping[str, Kept]):
     def __getitem__(self, key: str) -> Kept:
         index = self._indexes.get(key) or self.watching.indexes.get(key)
         if index is None:
-            raise MissingKeyError(f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self._indexes))
+            raise missing_key("nothing was observed as", key, self._indexes)
         holders = {
             "arguments": self.arguments,
             "gradients": self.observed.gradients,

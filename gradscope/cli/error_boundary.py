@@ -13,7 +13,6 @@ import errno
 import itertools
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from gradscope.cli.running.bug_report import bug_report
+from gradscope.cli.running.interpreter_parts import InterpreterParts
 from gradscope.cli.standard_streams import stderr, stdout
 from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.naming import printable
@@ -42,6 +43,9 @@ _HINTS: Final[Mapping[int, str]] = MappingProxyType({
     errno.EBADF: "the model closes files that are not its own",
     errno.EMFILE: "raise the limit on open files (ulimit -n), or let the model close its own",
 })  # fmt: skip
+
+#: How many handlers of signals may raise while they are taken away; each is called once more at most.
+_MOST_HANDLERS: Final = 100
 
 #: The longest line of a message, in characters: names in a file may have any number, and a message has several.
 _LONGEST_LINE: Final = 4_000
@@ -67,12 +71,16 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
         The exit status.
     """
     # `--traceback` is looked for in the arguments because an error may come before options are parsed.
+    parts = InterpreterParts()
     try:
-        return _status(program)
+        status = _status(program)
+        _still(parts)
+        return status
     except BrokenPipeError:
         return BROKEN_PIPE
     except BaseException as failure:  # a signal handler of the model may raise one of any class
-        return _report(failure, arguments)
+        _still(parts)
+        return _report(failure, parts.put_back(failure), arguments)
     finally:
         _release_output()
 
@@ -98,6 +106,14 @@ def _status(program: Callable[[], object]) -> int:
     return status if isinstance(status, int) else 0 if status is None else BUG
 
 
+def _still(parts: InterpreterParts) -> None:
+    """Takes the model's signals and timers from it: a handler that raises would end the process in the message."""
+    for _ in range(_MOST_HANDLERS):
+        with contextlib.suppress(BaseException):
+            parts.still_signals()
+            return
+
+
 def _is_of_typer(leaving: SystemExit) -> bool:
     """Returns whether Typer raised an exit, which it does with the status of a command."""
     *_, (frame, _) = traceback.walk_tb(leaving.__traceback__)
@@ -116,9 +132,9 @@ def _release_output() -> None:
             pass
 
 
-def _report(failure: BaseException, arguments: Sequence[str]) -> int:
-    """Reports a failure on standard error and returns its exit status."""
-    status, found = _verdict(failure, arguments)
+def _report(failure: BaseException, taken: Sequence[str], arguments: Sequence[str]) -> int:
+    """Reports a failure on standard error, and which parts of Python were taken away, and returns its exit status."""
+    status, found = _verdict(failure, taken, arguments)
     lines = [without_middle(printable(line), _LONGEST_LINE) for line in found]
     if _asks_for_annotations(arguments):
         _annotate(failure, lines, arguments)
@@ -151,14 +167,17 @@ def _annotate(failure: BaseException, lines: Sequence[str], arguments: Sequence[
         stdout().write(annotations_text([annotation], lambda known: path_in_repository(known, target)))
 
 
-def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
+def _verdict(failure: BaseException, taken: Sequence[str], arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Returns the exit status of a failure and the lines that report it."""
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
     known = failure if isinstance(failure, GradscopeError) else None
     expected = known or _overlong_name(failure) or _environment_failure(failure) or _failure_of_user(failure)
+    if expected is None and taken:
+        text = f"the model takes away what Python itself needs, {', '.join(taken)}: {type(failure).__name__}: {failure}"
+        expected = ModelError(text, hint="let it put back what it changes")
     if expected is None:
-        return BUG, _bug_report(failure, arguments)
+        return BUG, bug_report(failure, arguments)
     return expected.exit_code, list(_error_lines(expected))
 
 
@@ -241,32 +260,3 @@ def _error_lines(error: GradscopeError) -> Iterator[str]:
         yield from f"hint: {error.hint}".splitlines()
     if isinstance(error, ModelError):
         yield from error.user_frames.splitlines()
-
-
-def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
-    frames = traceback.extract_tb(failure.__traceback__)
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    text = str(failure).partition("\n")[0]
-    return [
-        f"gradscope: error: this is a bug in gradscope: {type(failure).__name__}: {text}{where}",
-        f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {sys.version.split()[0]}",
-        f"command: {shlex.join(['gradscope', *arguments])}",
-        "hint: please report these lines, and what --traceback adds to them",
-        *_about_programs(),
-    ]
-
-
-def _about_programs() -> Iterator[str]:
-    """Yields a line about the user's own cache of compiled programs, where one is in use."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if folder and "jax" in sys.modules:  # JAX runs whatever program a file there has
-        yield f"hint: if JAX_ENABLE_COMPILATION_CACHE=false helps, {folder} has a wrong program: empty it"
-
-
-def _version(distribution: str) -> str:
-    from importlib import metadata  # importing it takes 20 ms, and only this message needs it
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -15,7 +15,7 @@ from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import MissingKeyError
 from gradscope.naming import key_of, printable
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import missing_key
 from gradscope.protocols import implements
 
 
@@ -126,7 +126,7 @@ class EntryIndex:
     def entry(self, key: str) -> Entry:
         found = self._entries.get(key)
         if found is None:
-            raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
+            raise missing_key("the dump has no entry", key, self.keys())
         return found
 
     @implements(DumpSource)

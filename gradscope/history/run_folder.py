@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from typing import Any, Final, Self
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked
 from gradscope.dump.storage.writing.target_path import is_one_of
-from gradscope.errors import UsageError
+from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
 HISTORY: Final = "history.sqlite"
@@ -112,10 +113,11 @@ class RunFolder:
         self.path = path.absolute()  # a model may change the working directory
         self._descriptor: int | None = None
         self._dropped: Any = None
-        self._made = writes and not path.exists()
+        exists = _is_folder(path)
+        self._made = writes and exists is None
         if not writes:
             return
-        if os.path.lexists(path) and not path.is_dir():  # a link to nowhere is none either
+        if exists is False:
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
         with machine_errors("write to", path):
             path.mkdir(parents=True, exist_ok=True)
@@ -242,6 +244,25 @@ class RunFolder:
         """Returns the folders that alarms saved, with their steps, in order."""
         found = ((_ALARM.fullmatch(path.name), path) for path in self.path.iterdir())
         return sorted((int(match[1]), path) for match, path in found if match is not None)
+
+
+def _is_folder(path: Path) -> bool | None:
+    """Returns whether a path is that of a folder; None where there is nothing.
+
+    Raises:
+        UsageError: There can be nothing, because a name is too long, or has a NUL character.
+        MachineError: A folder on the way may not be entered.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if getattr(error, "errno", None) in {None, errno.ENAMETOOLONG, errno.ELOOP}:
+            raise UsageError(f"cannot write to {printable(str(path))}: {reason}") from error
+        raise MachineError(f"cannot write to {printable(str(path))}: {reason}") from error
+    return path.is_dir()  # a link to nowhere is none
 
 
 def _leave_in_child() -> None:

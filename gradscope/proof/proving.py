@@ -26,7 +26,7 @@ from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
-from gradscope.proof.surrogate import surrogate_loss, taken_as_right
+from gradscope.proof.surrogate import stopped_places, surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
@@ -63,12 +63,14 @@ class Proof:
         gradients: A row per gradient, compared with finite differences of the loss.
         repetitions: A row per other way in which the gradients were computed again.
         notes: Sentences about how the claims were checked.
+        stopped: Where the loss keeps values constant that parameters make: `file:line` of each `stop_gradient`.
     """
 
     rules: tuple[ProofRow, ...]
     gradients: tuple[ProofRow, ...]
     repetitions: tuple[ProofRow, ...]
     notes: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[ProofRow, ...]:
@@ -118,7 +120,8 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
     _require_known(prepared.resolved.trace, options.allowed)
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
-    notes = [*_on_loss(np.asarray(run.observed.loss)), *taken_as_right(prepared.resolved.trace)]
+    stopped = stopped_places(prepared.resolved.trace)
+    notes = [*_on_loss(np.asarray(run.observed.loss)), *taken_as_right(prepared.resolved.trace, stopped)]
     with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
             rows = _wide_rows(model, prepared, options)
@@ -128,7 +131,13 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
                 f"the model does not run in float64 ({reason}): its operations are taken in float64 one by one"
             )
             rows = _rows_of_own_types(model, prepared, options)
-    return Proof(rules=rows.rules, gradients=rows.gradients, repetitions=repetitions, notes=(*notes, *rows.notes))
+    return Proof(
+        rules=rows.rules,
+        gradients=rows.gradients,
+        repetitions=repetitions,
+        notes=(*notes, *rows.notes),
+        stopped=tuple(stopped),
+    )
 
 
 def _on_loss(loss: np.ndarray) -> Iterator[str]:

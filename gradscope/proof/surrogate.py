@@ -84,20 +84,21 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     return loss
 
 
-def taken_as_right(trace: Trace) -> Iterator[str]:
+def taken_as_right(trace: Trace, places: Sequence[str]) -> Iterator[str]:
     """Yields sentences about what a proof takes as right without proving it: draws, and what is kept constant.
 
     Args:
         trace: The traced loss.
+        places: Where it keeps values constant, as `stopped_places` returns them.
     """
     if _has(trace, _DRAWS):
         yield _DRAWN
-    if places := _stopped_places(trace):
+    if places:
         more = f" and {counted(len(places) - _SOME, 'other place')}" if len(places) > _SOME else ""
         yield f"the values of stop_gradient count as constant: {', '.join(places[:_SOME])}{more}"
 
 
-def _stopped_places(trace: Trace) -> list[str]:
+def stopped_places(trace: Trace) -> list[str]:
     """Returns where the loss keeps values constant that parameters make: `file:line` of each `stop_gradient`, once.
 
     What libraries keep constant changes no derivative, such as the maximum that a softmax subtracts, and what nothing

@@ -1,20 +1,29 @@
-"""Reads the `Reduction` of a tensor back from the columns of its statistics."""
+"""Reads the `Reduction` of a tensor back from the columns of its statistics, which JSON has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from gradscope.arrays.histograms import BINS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
 from gradscope.arrays.moments import Moments
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.dump.manifest.json_fields import MOST_AXES
-from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.json_text import as_float, from_float
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 from gradscope.stats.columns import number
+
+
+def json_of(value: Any) -> Json:
+    """Returns the value of a column as JSON has it."""
+    if isinstance(value, MagnitudeHistogram):
+        return {"first": value.first, "counts": list(value.counts)}
+    if isinstance(value, tuple):
+        return list(cast("tuple[int, ...]", value))
+    return value if isinstance(value, str | bool) else from_float(value)
 
 
 def field(columns: Mapping[str, Json], name: str) -> Json:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, get_args
 
 import numpy as np
 
+from gradscope.arrays.blocks import require_measurable
 from gradscope.arrays.digest import begun_hash
 from gradscope.arrays.dtypes import dtype_name, is_complex
 from gradscope.arrays.histograms import SMALLEST_NORMAL, UNDERFLOW_LIMITS, MagnitudeHistogram
@@ -26,13 +27,14 @@ from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.arrays.quantiles import exact_quantiles as quantiles_of
 from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
-from gradscope.dump.manifest.json_text import as_float, from_float
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming.summary import Summary
 from gradscope.stats.columns import column, columns_of, number
-from gradscope.stats.reduction_columns import field, reduction_of, shape_of
+from gradscope.stats.reduction_columns import field, json_of, reduction_of, shape_of
+from gradscope.typed_arguments import typed
 
 #: The quantiles that have a column, in percent.
 PERCENTS: Final = (1, 50, 99)
@@ -102,9 +104,9 @@ class TensorStats:
         for spec in columns_of("tensor"):
             value = getattr(self, spec.base)
             if spec.is_by_type:
-                columns.update((f"{spec.base}@{each}", _json(share)) for each, share in value.items())
+                columns.update((f"{spec.base}@{each}", json_of(share)) for each, share in value.items())
             elif value is not None and value is not False:
-                columns[spec.name] = _json(value)
+                columns[spec.name] = json_of(value)
         return columns
 
     @classmethod
@@ -253,14 +255,7 @@ class TensorStats:
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
 
 
-def _json(value: Any) -> Json:
-    if isinstance(value, MagnitudeHistogram):
-        return {"first": value.first, "counts": list(value.counts)}
-    if isinstance(value, tuple):
-        return list(cast("tuple[int, ...]", value))
-    return value if isinstance(value, str | bool) else from_float(value)
-
-
+@typed("array", "tier")
 def tensor_stats(
     array: np.ndarray[Any, Any], *, tier: Tier = "full", exact_quantiles: bool = False, hashed: bool = True
 ) -> TensorStats:
@@ -277,6 +272,9 @@ def tensor_stats(
     Returns:
         The statistics.
 
+    Raises:
+        UsageError: It is no array of NumPy, is masked or has objects of Python, or there is no such tier.
+
     Example:
         >>> import numpy as np
         >>> import gradscope as gs
@@ -284,6 +282,7 @@ def tensor_stats(
         >>> stats.l2, stats.zeros, stats.nan, stats.underflow["float16"]
         (5.0, 1, 1, 0.0)
     """
+    require_measurable(array, tier, get_args(Tier))
     hashing = begun_hash(array) if hashed and tier == "full" else None
     reduction = reduce_array(array, magnitudes=tier == "full")
     magnitudes = reduction.magnitudes

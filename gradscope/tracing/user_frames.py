@@ -132,7 +132,7 @@ def failure_of_user(error: BaseException) -> ModelError | None:
     frames = [frame.filename for frame in _frames(error)]
     ours = [file.startswith(_PACKAGE) and is_library_file(file) for file in frames]
     behind_ours = frames[len(frames) - [*reversed(ours), True].index(True) :]
-    if all(is_library_file(file) or _is_installed(file) for file in behind_ours):
+    if all(is_library_file(file) or is_installed(file) for file in behind_ours):
         return None
     return _model_error("the model failed outside of its functions, as in a signal handler", error, tuple)
 
@@ -188,7 +188,7 @@ def user_frames(error: BaseException) -> str:
     """Returns the stack frames of an error that are in the user's files, formatted as Python does, innermost last."""
     stack = [*_operation_frames(error), *_frames(error), *_embedded_frames(error)]
     mine = [frame for frame in stack if not is_library_file(frame.filename)]
-    nearest = [frame for frame in mine if not _is_installed(frame.filename)] or mine
+    nearest = [frame for frame in mine if not is_installed(frame.filename)] or mine
     return "".join(StackSummary.from_list([_shown(frame) for frame in nearest[-_MOST_FRAMES:]]).format()).rstrip("\n")
 
 
@@ -227,7 +227,8 @@ def _shown(frame: FrameSummary) -> FrameSummary:
     return FrameSummary(name, frame.lineno, frame.name, line=frame.line)
 
 
-def _is_installed(file_name: str) -> bool:
+def is_installed(file_name: str) -> bool:
+    """Returns whether a file is of Python or of what is installed with it."""
     # The scripts of packages too, with which the text of an error in a host callback begins: our own is one.
     return file_name.startswith((*_installed_folders(), sysconfig.get_path("scripts") + "/"))
 

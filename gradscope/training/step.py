@@ -6,7 +6,7 @@ Each part is a pure function of arrays, so that a step can be compiled, sharded,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from gradscope.training.optimizers.updating import initial, updated
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
+from gradscope.typed_arguments import typed
 
 
 class Gradients(NamedTuple):
@@ -259,11 +260,12 @@ class TrainStep:
         return bool(chosen) and self._spec.selection.selects(name, key)
 
 
+@typed()
 def make_train_step(
     loss: Callable[[Any, Any], Any],
     optimizer: Any,
     *,
-    clip: Any,
+    clip: str | optax.GradientTransformation | Iterable[Any],
     multiply: Mapping[str, float],
     only: str | Sequence[str],
     freeze: str | Sequence[str],

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from gradscope.capturing.seen import CoreStatistics
-from gradscope.errors import MissingKeyError, UsageError
+from gradscope.errors import UsageError
 from gradscope.instrument.statistics.core_columns import scalars_of
-from gradscope.naming import printable, split_key
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming import split_key
+from gradscope.naming.selecting.nearest_names import missing_key
 from gradscope.naming.summary import Summary
 
 #: The numbers of a step, in the order in which a run's history has them.
@@ -58,7 +58,7 @@ class StepSeen(Mapping[str, CoreStatistics]):
             return CoreStatistics(self.stages[key])
         if key in self.backward:
             return self.backward[key]
-        raise MissingKeyError(f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self))
+        raise missing_key("nothing was observed as", key, self)
 
     def __iter__(self) -> Iterator[str]:
         return chain(self.backward, self.stages)

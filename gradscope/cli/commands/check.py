@@ -69,7 +69,13 @@ def check(
             *(() if quiet else (*notes, *arguments.notes, *found.notes)),
         ):
             say(sentence)
-    report = ProofReport(target=target, verdict=found.verdict, claims=[row.to_json() for row in found.rows])
+    report = ProofReport(
+        target=target,
+        verdict=found.verdict,
+        claims=[row.to_json() for row in found.rows],
+        notes=found.notes,
+        stopped=found.stopped,
+    )
     print_report(report, format_options.chosen, target)
     if found.verdict != "correct":
         raise typer.Exit(1 if found.verdict == "wrong" else 2)

@@ -8,5 +8,7 @@
 - `compared_paths` finds out which dumps, or runs, are compared with which, for `compare` and `report`.
 - `default_output` finds out whether `dump` may replace what is at its default output.
 - `blas` keeps NumPy's matrix library to one thread in commands that only read dumps.
+- `interpreter_parts` puts back what a model took away of Python, and takes its signals from it.
+- `bug_report` has what to send about an error that nothing explains.
 - `terminal` shows how far a command is.
 """

@@ -29,6 +29,8 @@ def bounded_text(path: Path, limit_bytes: int) -> str:
         OSError: It cannot be read, has more bytes (`EFBIG`), or is a FIFO to which no process writes (`ENXIO`).
         UnicodeDecodeError: It is not UTF-8.
     """
+    if "\0" in str(path):  # Python has no OSError for it
+        raise OSError(errno.EINVAL, "its path has a NUL character", str(path))
     with open(path, "rb", opener=_opened_at_once) as file:
         content = _first_bytes(file.fileno(), path)
         content += file.read(limit_bytes + 1 - len(content))

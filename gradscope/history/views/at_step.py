@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
-from gradscope.history.database.schema import COUNTS, STATS
+from gradscope.history.database.schema import COUNTS, LARGEST, STATS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.run_folder import is_alarm_name
@@ -26,7 +26,7 @@ def manifest_at(history: History, step: int) -> Manifest:
         UsageError: The step was not recorded; the hint names the nearest that was.
         DumpError: The history is damaged.
     """
-    known = history.step(step)
+    known = history.step(step) if 0 <= step <= LARGEST else None  # a larger one is none of SQLite's
     if not known:
         raise not_recorded(history, step)
     entries = entries_of(history.tensors, history.stats_at(step))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from gradscope.errors import MissingKeyError
 from gradscope.naming.paths import without_iterations, without_occurrence
 from gradscope.naming.printable import printable
 
@@ -83,3 +84,16 @@ def _common(letters: Counter[str], name: str) -> float:
     # Counting each letter in the name takes a fifth of the time of counting all letters of the name.
     common = sum([min(name.count(letter), most) for letter, most in letters.items()])
     return 2 * common / (letters.total() + len(name) or 1)
+
+
+def missing_key(said: str, key: object, known: Iterable[str]) -> MissingKeyError:
+    """Returns the error of a mapping without a key, which may be anything, as of any mapping.
+
+    Args:
+        said: How the message begins, before the key.
+        key: The key.
+        known: The keys that there are.
+    """
+    if not isinstance(key, str):
+        return MissingKeyError(f"{said} {key!a}: keys are strings")
+    return MissingKeyError(f"{said} {printable(key)}", hint=nearest_hint(key, known))

@@ -60,11 +60,15 @@ class ProofReport:
         target: The model, as the user named it.
         verdict: The result of all claims together.
         claims: A row per claim: what, error, expected, status, source, arguments, factor, why, allow.
+        notes: Sentences about how the claims were checked, which are messages elsewhere.
+        stopped: Where the loss keeps values constant.
     """
 
     target: str
     verdict: str
     claims: Sequence[Mapping[str, Json]]
+    notes: Sequence[str] = ()
+    stopped: Sequence[str] = ()
 
     def document(self, screen: Screen) -> Document:
         """Returns the verdict and the table of claims, and below it the reasons for which a screen has no column."""
@@ -130,13 +134,15 @@ class ProofReport:
         return self.claims
 
     def to_json(self) -> dict[str, Json]:
-        """Returns verdict and rows."""
+        """Returns verdict, rows, and what is said of them."""
+        told = {"notes": [*self.notes], "stopped": [*self.stopped]}
         return {
             "schema": SCHEMA,
             "command": "check",
             "target": self.target,
             "verdict": self.verdict,
             "rows": [dict(row) for row in self.claims],
+            **{name: list[Json](each) for name, each in told.items() if each},
         }
 
 

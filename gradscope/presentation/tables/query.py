@@ -9,6 +9,7 @@ from gradscope import naming
 from gradscope.naming import Selection
 from gradscope.presentation.tables.dump_rows import Row, value_family
 from gradscope.presentation.tables.sorting import sorted_rows
+from gradscope.typed_arguments import require_typed_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Query:
     sort: str | None = None
 
     def __post_init__(self) -> None:
+        require_typed_fields(self)
         _ = self._selection, self._families
 
     @property

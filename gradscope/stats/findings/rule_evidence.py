@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Final
 
@@ -14,10 +14,12 @@ from gradscope.dump.manifest.entries.packed_statistics import numbers_of
 from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.zero_reasons import places_in
+from gradscope.errors import UsageError
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted, place_behind
 from gradscope.stats.columns import is_all_zero, number
+from gradscope.typed_arguments import require_typed_fields
 
 #: The most names around a name that are looked at: a file may have one of a million parts.
 DEEPEST: Final = 64
@@ -97,6 +99,9 @@ class Thresholds:
         init: Factor by which a layer's weights may change the scale of the signal, up or down.
         underflow: Share of a gradient's elements that are subnormal in their type above which it underflows.
 
+    Raises:
+        UsageError: One of them is no number of at least 0.
+
     Example:
         >>> import gradscope as gs
         >>> gs.Thresholds(dead=0.9).vanishing  # the others have their defaults
@@ -109,6 +114,13 @@ class Thresholds:
     saturated: float = 0.9
     init: float = 10.0
     underflow: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_typed_fields(self)
+        for each in fields(self):
+            limit = getattr(self, each.name)
+            if not limit >= 0:
+                raise UsageError(f"{each.name} is {limit:g}, expected a number of at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A file is loaded under a name of its own (`gradscope_model_...`), registered so that its classes can be pickled. The
 folder of a user's file is put first on `sys.path` and stays there, as if Python had run the file, so that a function
-may import its neighbours late. The working directory is put there for module targets only.
+may import its neighbours late. The working directory is put there for module targets only. What gradscope and its
+libraries import is not looked for there: a file `csv.py` beside the model is one for the model alone.
 
 Sharp edge: importing runs the file with the user's rights. There is no sandbox.
 """
@@ -11,20 +12,31 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import os
 import sys
-from importlib.machinery import SourceFileLoader
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.tracing.jaxpr.source_lines import is_library_file
 from gradscope.tracing.loading.target import Target, python_files
 from gradscope.tracing.loading.zoo import zoo_file
-from gradscope.tracing.user_frames import user_code
+from gradscope.tracing.user_frames import is_installed, user_code
+
+#: How the names of files begin that are on the stack while something is imported.
+_IMPORTING: Final = ("<frozen importlib", importlib.__file__.removesuffix("__init__.py"), __file__)
+
+#: What is installed with Python and with gradscope.
+_INSTALLED: Final = sys.stdlib_module_names | {
+    *("jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "optax", "pygments", "rich", "scipy", "typer"),
+}
 
 
 def import_location(target: Target) -> ModuleType:
@@ -106,3 +118,37 @@ def _loaded(path: Path) -> ModuleType:
 def _put_first(folder: Path) -> None:
     if str(folder) not in sys.path[:1]:
         sys.path.insert(0, str(folder))
+    _FINDER.folders.add(str(folder))
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+class _BesideModel:
+    """`_BesideModel` finds what a library imports elsewhere, where a file of the same name is beside the model.
+
+    Attributes:
+        folders: The folders of models.
+    """
+
+    def __init__(self) -> None:
+        self.folders: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002 - Python passes it
+        """Returns where Python is to load a module from; None for where it would find it by itself."""
+        if path is not None or name not in _INSTALLED or not self._has(name) or _is_imported_by_model():
+            return None
+        return PathFinder.find_spec(name, [each for each in sys.path if each not in self.folders])
+
+    def _has(self, name: str) -> bool:
+        return any(Path(each, name + end).exists() for each in self.folders for end in ("", ".py"))
+
+
+def _is_imported_by_model() -> bool:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return not (is_library_file(file) or is_installed(file))
+
+
+_FINDER: Final = _BesideModel()

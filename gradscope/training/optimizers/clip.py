@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from gradscope.errors import UsageError
+from gradscope.typed_arguments import typed
 
 
+@typed()
 def value(low: float, high: float | None = None) -> optax.GradientTransformation:
     """Returns a clip of every element to a range, `tf.clip_by_value`.
 
@@ -42,6 +44,7 @@ def value(low: float, high: float | None = None) -> optax.GradientTransformation
     return _per_tensor(lambda gradient: jnp.clip(gradient, least, greatest))
 
 
+@typed()
 def norm(limit: float) -> optax.GradientTransformation:
     """Returns a clip of every tensor to an l2 norm, `tf.clip_by_norm`: a longer one is scaled down to it.
 
@@ -65,6 +68,7 @@ def norm(limit: float) -> optax.GradientTransformation:
     return _per_tensor(lambda gradient: gradient * limit / jnp.maximum(_l2(gradient), limit))
 
 
+@typed()
 def average_norm(limit: float) -> optax.GradientTransformation:
     """Returns a clip of every tensor to an l2 norm per element, `tf.clip_by_average_norm`.
 
@@ -88,6 +92,7 @@ def average_norm(limit: float) -> optax.GradientTransformation:
     return _per_tensor(lambda gradient: gradient * limit / jnp.maximum(_l2(gradient) / max(gradient.size, 1), limit))
 
 
+@typed()
 def global_norm(limit: float) -> optax.GradientTransformation:
     """Returns a clip of all tensors together to one l2 norm, `tf.clip_by_global_norm`.
 

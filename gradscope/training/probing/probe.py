@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 import jax
@@ -27,6 +26,7 @@ from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlar
 from gradscope.training.probing.probe_history import ProbeHistory, close_at_exit
 from gradscope.training.probing.probed_step import Layout, ProbedStep
 from gradscope.training.step_seen import StepSeen
+from gradscope.typed_arguments import typed
 
 
 class Probe:
@@ -84,6 +84,7 @@ class Probe:
         [0.115, 0.101, 0.088]
     """
 
+    @typed("every", "start", "keep_every", "keep_alarms")
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -105,8 +106,7 @@ class Probe:
             raise UsageError(f"on_alarm is {on_alarm!r}.{skips}".rstrip("."), hint=f"one of {', '.join(ON_ALARM)}")
         keep_alarms = step_number("keep_alarms", keep_alarms, 1)
         keep_every = max(every, 20) if keep_every is None else step_number("keep_every", keep_every, 1)
-        self._every = every
-        self._next = start
+        self._every, self._next = every, start
         self._spec = CaptureSpec.of(select, exclude, families, depth)
         self._history = ProbeHistory(Path(folder), start, force=force)
         self._alarms = ProbeAlarms(
@@ -121,15 +121,14 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"next step {self._next:,}"
         return f"<gradscope.Probe {self._history.folder.path}: every {self._every:,} steps, {state}>"
 
+    @typed("argnums")
     def value_and_grad(
         self,
         fun: Callable[..., Any],
@@ -178,6 +177,7 @@ class Probe:
         """
         current("record").record(updates, opt_state, params)
 
+    @typed()
     def jit(self, step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Returns the step compiled, in place of `jax.jit`: as it is, and once more to be observed where it is due.
 
@@ -208,6 +208,7 @@ class Probe:
         return call
 
     @staticmethod
+    @typed()
     def arguments_before(alarm: str | os.PathLike[str], *args: Any) -> Any:
         """Returns the arguments of the step that an alarm saved, bit for bit, to go on from before it.
 

@@ -106,6 +106,15 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         assert gradscope_process(option, folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
 
 
+def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path: Path) -> None:
+    for name in ("json", "re", "rich", "signal", "typer", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError(__file__)")
+    run = subprocess.run(
+        [sys.executable, "-m", "gradscope", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_help_of_a_command_is_what_the_command_says(tmp_path: Path) -> None:
     by_name, requested = (gradscope(*words, folder=tmp_path) for words in (("help", "verify"), ("verify", "--help")))
     assert (by_name.status, by_name.output) == (0, requested.output)

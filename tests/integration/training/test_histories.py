@@ -43,6 +43,9 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
         dump = found.at(10)
         assert dump.stats("param/w").zeros == 3
         assert (found.alarms[0].key, found.alarms[0].value) == ("param_grad/w", None)
+        for step in (-1, 10**30):
+            with pytest.raises(gs.UsageError, match=f"step {step} was not recorded"):
+                found.at(step)
         with pytest.raises(gs.UsageError, match="step 11 was not recorded") as missing:
             found.at(11)
         assert "10 and 20" in str(missing.value.hint)

@@ -59,6 +59,11 @@ def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
     assert float(dump["input_grad/scale"]) == pytest.approx(float(loss(W, X)))
 
 
+def test_an_array_without_values_is_refused_by_its_name() -> None:
+    with pytest.raises(UsageError, match=r"^input/empty is of dtype float0, which has no values to store"):
+        gs.capture(loss, W, {**X, "empty": np.zeros(3, jax.dtypes.float0)})
+
+
 def test_auxiliary_outputs_that_jax_has_no_type_for_are_left_out() -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
     dump = gs.capture(lambda p, x: (loss(p, x), {"tokens": 5_000_000_000, "masked": masked, "rows": 4.0}), W, X)

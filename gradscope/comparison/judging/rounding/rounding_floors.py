@@ -249,7 +249,7 @@ class RoundingFloors:
         scale = max(known, default=1.0) if len(shape) > 1 and not exact else 1.0
         for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
             size = math.prod(output)
-            terms = size // math.prod(shape) if exact else size // shared_size(shape, output)
+            terms = size // (math.prod(shape) or 1) if exact else size // shared_size(shape, output)
             yield _Sum(terms=max(1, terms), scale=rms * scale)
 
     def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:

@@ -63,5 +63,8 @@ def l2_of(entry: Entry) -> float:
 
 
 def shared_size(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Returns the largest size that is in both shapes: the features of a kernel that the other tensor has, too."""
-    return max((size for size in shape if size in other), default=1)
+    """Returns the largest size that is in both shapes: the features of a kernel that the other tensor has, too.
+
+    Of empty tensors it is 1, as of those that share none.
+    """
+    return max((size for size in shape if size in other), default=0) or 1

@@ -13,7 +13,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.partial_file import fresh_path, lock, sweep, sync_folder
 from gradscope.dump.storage.writing.unpublished import begun, ended
-from gradscope.errors import UsageError
+from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
 
@@ -49,7 +49,7 @@ def folder_aside(target: Path) -> Generator[Path]:
         target: The path of what is made in the folder, in a folder that exists.
 
     Raises:
-        MachineError: The folder cannot be made.
+        MachineError: The folder cannot be made, or one that the block raises, which names the path in place of it.
     """
     sweep(target)
     aside = fresh_path(target)
@@ -61,6 +61,9 @@ def folder_aside(target: Path) -> Generator[Path]:
         with machine_errors("write to", target):
             lock(descriptor)
         yield aside
+    except MachineError as error:
+        message = error.message.replace(printable(str(aside)), printable(str(target)))
+        raise MachineError(message, hint=error.hint) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         ended(aside)

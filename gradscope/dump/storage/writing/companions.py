@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import os
+import time
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.dump.storage.writing.partial_file import PartialFile, fresh_path, sweep, sync_folder
-from gradscope.errors import GradscopeError
+from gradscope.dump.storage.writing.partial_file import PartialFile, fresh_path, lock, sweep, sync_folder
+from gradscope.errors import GradscopeError, UsageError
+from gradscope.naming import printable
+
+#: How long another process that writes to the folder is waited for: what it does meanwhile takes milliseconds.
+_WAITING_SECONDS: Final = 10.0
+_POLLING_SECONDS: Final = 0.01
 
 
 def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
@@ -23,13 +31,13 @@ def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
         replace: Whether existing files are replaced.
 
     Raises:
-        UsageError: A file exists, and is not to be replaced.
+        UsageError: A file exists, and is not to be replaced, or another process goes on writing to the folder.
         MachineError: The disk is full or fails. The files are the old ones; or those that were replaced stay
             so, and the last is gone.
     """
     *others, last = files
-    before = {target: _identity(target) for target in files}
-    with ExitStack() as opened:
+    with _alone_in(last.parent), ExitStack() as opened:
+        before = {target: _identity(target) for target in files}
         parts = {target: _filled(target, data, opened) for target, data in files.items()}
         aside = fresh_path(last)
         try:
@@ -47,6 +55,30 @@ def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
             raise
         finally:
             aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Keeps others that write files together out of a folder, once they are done: of two, one's files are all there.
+
+    Raises:
+        UsageError: Another process is not done in time.
+    """
+    with machine_errors("write to", folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + _WAITING_SECONDS
+        with machine_errors("lock", folder):
+            while lock(descriptor) is False:
+                if time.monotonic() > end:
+                    raise UsageError(
+                        f"another process writes to {printable(str(folder))}",
+                        hint="wait for it, or name another folder",
+                    )
+                time.sleep(_POLLING_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -211,6 +211,8 @@ _EXPLANATION: Final = {
 }
 _PROOF: Final = {
     "verdict": "`correct`, `wrong` or `nothing checked`",
+    "notes": "Sentences about how the claims were checked, which are messages of the other formats",
+    "stopped": "Where the loss keeps values constant that parameters make: `file:line` of each `stop_gradient`",
     "rows": "One object for each derivative",
     "what": "The claim that is checked: a derivative, a rule, or that two runs agree",
     "error": "How far the derivative is from what it was compared with, such as finite differences in float64",

@@ -566,6 +566,7 @@ def test_a_note_has_the_places_of_stopped_values(name: str) -> None:
     found = proof(loss)
     told = [note.rpartition(":")[0] for note in found.notes]
     assert told == (["the values of stop_gradient count as constant: test_rules.py"] if is_told else [])
+    assert [place.rpartition(":")[0] for place in found.stopped] == (["test_rules.py"] if is_told else [])
 
 
 @pytest.mark.parametrize(("inner", "verdict"), [(squared, "correct"), (half_squared, "wrong")])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -88,6 +90,70 @@ def test_what_a_signal_handler_of_the_model_raises_is_the_models_failure(
     said, frame, *_ = capsys.readouterr().err.splitlines()
     assert said.endswith(f"as in a signal handler: {type(error).__name__}: mine")
     assert frame.endswith("in handler")
+
+
+TAKEN = {
+    "sys.excepthook": (sys, "excepthook", None, RuntimeError("sys.excepthook is None")),
+    "threading.excepthook": (threading, "excepthook", None, RuntimeError("threading.excepthook is None")),
+    "builtins.__import__": (builtins, "__import__", None, TypeError("'NoneType' object is not callable")),
+    "sys.argv": (sys, "argv", None, TypeError("'NoneType' object is not iterable")),
+    "sys.path": (sys, "path", [], ModuleNotFoundError("No module named 'rich'")),
+    "sys.meta_path": (sys, "meta_path", [], ModuleNotFoundError("No module named 'rich'")),
+    "sys.path_hooks": (sys, "path_hooks", [], ModuleNotFoundError("No module named 'rich'")),
+    "sys.modules": (sys, "modules", {}, AttributeError("module 'sys' has no attribute 'warnoptions'")),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_model_that_takes_python_apart_is_told_so(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, attribute, value, failure = TAKEN[name]
+    monkeypatch.setattr(module, attribute, getattr(module, attribute))  # which is put back behind this test
+    monkeypatch.delitem(sys.modules, user_frames.__name__, raising=False)  # the frames of this test are no model's
+
+    def model() -> NoReturn:
+        setattr(module, attribute, value)
+        raise failure
+
+    assert guarded(model, []) == 4
+    error = f"gradscope: error: the model takes away what Python itself needs, {name}: {type(failure).__name__}: "
+    assert capsys.readouterr().err.startswith(error)
+    assert getattr(module, attribute)
+
+
+#: A model whose timer interrupts everything from now on, and what the command then does.
+TICKING = """
+import signal, sys
+from gradscope.cli.error_boundary import guarded
+def tick(*_): raise SystemError("tick")
+def run():
+    signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)
+    {then}
+sys.exit(guarded(run, []))
+"""
+
+
+@pytest.mark.parametrize(("then", "status"), [("while True: pass", 70), ("raise MemoryError", 5), ("return 1", 1)])
+def test_a_handler_that_raises_all_the_time_does_not_reach_the_end(then: str, status: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TICKING.format(then=then)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode in {status, 70}  # 70 where the timer comes before what the model does
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_part_of_a_list_may_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, user_frames.__name__, raising=False)
+
+    def model() -> NoReturn:
+        sys.path.pop()
+        raise KeyError
+
+    assert guarded(model, []) == 70
+    assert guarded(raising(KeyboardInterrupt()), []) == 130
 
 
 @pytest.mark.parametrize(

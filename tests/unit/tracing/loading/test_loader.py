@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_neighbours_of_a_file_can_be_imported_late() -> None:
         FUNCTIONS.replace('raise AssertionError("init ran")', "import neighbour_of_net as n; return n.SIZE"),
     )
     assert load_model("nets/net.py").init(None) == 5
+
+
+def test_a_file_beside_a_model_is_none_for_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "colorsys"
+    library = Path(sysconfig.get_path("stdlib"))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    write(f"{name}.py", "SIZE = 5")
+    write("net.py", FUNCTIONS.replace('raise AssertionError("init ran")', f"import {name} as n; return n.SIZE"))
+    model = load_model("net.py")
+    exec(compile(f"import {name}", str(library / "of_python.py"), "exec"), {})
+    assert Path(str(sys.modules.pop(name).__file__)).parent == library
+    assert model.init(None) == 5
 
 
 def test_classes_of_a_file_can_be_pickled_and_be_dataclasses() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gradscope.comparison.judging.rounding.rounding_floors import RoundingFloors
@@ -51,3 +53,15 @@ def test_a_block_is_no_sum_whatever_kernels_are_inside_it() -> None:
     floors = RoundingFloors(MemoryDump(Manifest(entries=(*entries, entry("param/w")), layers=(block, inner)), {}))
     assert floors.floor("activation/block/dense", "float32") is not None
     assert floors.floor("activation/block", "float32") is None
+
+
+@pytest.mark.parametrize("inputs", [("x",), ("table",)])
+def test_an_empty_parameter_has_a_floor(inputs: tuple[str, ...]) -> None:
+    """One with no features, and none at all behind indices, as a list of layers is where its length is 0."""
+    layer = Layer(path="l", index=0, inputs=inputs, outputs=("y",), params=("w",))
+    indices = replace(entry("activation/table"), dtype="int32", stats={})
+    empty = [entry(f"{family}/w", 0.0, (4, 0)) for family in ("param", "param_grad")]
+    made = [entry(f"{family}/y", 0.0, (8, 0)) for family in ("activation", "activation_grad")]
+    dump = MemoryDump(Manifest(entries=(entry("activation/x"), indices, *made, *empty), layers=(layer,)), {})
+    for each in dump.manifest.entries:
+        assert (RoundingFloors(dump).floor(f"{each.family}/{each.name}", "float32") or 0) >= 0
