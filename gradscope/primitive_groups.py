@@ -37,11 +37,11 @@ RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "
 #: Move values between the devices of a mesh, which they wait for.
 COLLECTIVES: Final = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",
-     "ragged_all_to_all", "ppermute", "reduce_scatter"}
+     "ragged_all_to_all", "ppermute", "reduce_scatter", "unreduced_pmax", "unreduced_pmin"}
 )  # fmt: skip
 
 #: Apply a function to each element that changes sizes where it is another one: neither a sign nor a phase.
 FUNCTIONS_OF_AN_ELEMENT: Final = frozenset(
-    {"cbrt", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic", "rsqrt", "sin", "sqrt",
-     "square", "tan", "tanh"}
+    {"cbrt", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "log2", "logistic", "rsqrt", "sin",
+     "sqrt", "square", "tan", "tanh"}
 )  # fmt: skip

@@ -24,11 +24,13 @@ MOVEMENT: Final = frozenset(
      "bitcast_convert_type", "reduce_precision", "select_n", "iota", "stop_gradient", "split", "real", "imag",
      "complex", "name", "sharding_constraint", "optimization_barrier", "device_put", "empty", "create_token",
      "random_bits", "pure_callback", "io_callback", "debug_callback", "debug_print", "layout_constraint",
-     "reshard", "mesh_cast", "broadcast"}
+     "reshard", "mesh_cast", "broadcast", "relayout", "with_memory_space_constraint"}
 )  # fmt: skip
 
 #: Primitives about the devices of a mesh, which move values between them or none.
-_ABOUT_DEVICES: Final = COLLECTIVES | {"pvary", "pcast", "pbroadcast", "axis_index"}
+_ABOUT_DEVICES: Final = COLLECTIVES | {
+    "pvary", "pcast", "pbroadcast", "pbroadcast_dynamic", "reduced_vary_cast", "vary_unreduced_cast", "axis_index"
+}  # fmt: skip
 
 
 def has_own_cost(equation: Equation) -> bool:

@@ -39,7 +39,7 @@ def value(low: float, high: float | None = None) -> optax.GradientTransformation
         [-1.0, 0.5, 2.0]
     """
     least, greatest = (-abs(low), abs(low)) if high is None else (low, high)
-    if not least < greatest:
+    if not _is_traced(low) and not _is_traced(high) and not least < greatest:
         raise UsageError(f"clipping to values from {least:g} to {greatest:g} leaves no gradient", hint="value(-1, 1)")
     return _per_tensor(lambda gradient: jnp.clip(gradient, least, greatest))
 
@@ -117,13 +117,20 @@ def global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def _per_tensor(clipped: Callable[[Any], Any]) -> optax.GradientTransformation:
-    return optax.stateless(lambda gradients, _params: jax.tree_util.tree_map(clipped, gradients))
+    # A limit that a schedule makes is an array, whose dtype the gradients do not take on.
+    kept = lambda gradient: clipped(gradient).astype(gradient.dtype)  # noqa: E731 - one expression, named for its use
+    return optax.stateless(lambda gradients, _params: jax.tree_util.tree_map(kept, gradients))
 
 
 def _l2(gradient: Any) -> Any:
     return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(gradient))))
 
 
+def _is_traced(limit: Any) -> bool:
+    """Returns whether a limit is only known when the step runs, as that of `optax.inject_hyperparams` is."""
+    return isinstance(limit, jax.core.Tracer)
+
+
 def _require_positive(name: str, limit: float) -> None:
-    if not (limit > 0 and math.isfinite(limit)):
+    if not _is_traced(limit) and not (limit > 0 and math.isfinite(limit)):
         raise UsageError(f"clipping by {name} needs a limit above 0, not {limit:g}", hint=f"for example {name}(1)")

@@ -17,8 +17,8 @@ from gradscope.tracing.lookup.operations import Operations
 
 #: Operations that return a gradient which is not finite to every operand that has one, if they receive one.
 _PASSING: Final = COPIES | ADDITIONS | MULTIPLICATIONS | {
-    "conv_general_dilated", "cos", "cumsum", "dot_general", "erf", "exp", "exp2", "log", "log1p", "logistic", "neg",
-    "reduce_sum", "rev", "rsqrt", "sin", "slice", "sqrt", "square", "tanh",
+    "conv_general_dilated", "cos", "cumsum", "dot_general", "erf", "exp", "exp2", "log", "log1p", "log2", "logistic",
+    "neg", "reduce_sum", "rev", "rsqrt", "sin", "slice", "sqrt", "square", "tanh",
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ _NEVER_FLAT: Final = frozenset(
         "erfc",
         "log",
         "log1p",
+        "log2",
         "sqrt",
         "rsqrt",
         "atan",

@@ -43,7 +43,7 @@ def classes_over_examples(trace: Trace) -> Iterator[SoftmaxUse]:
     frames = {frame.key: frame for frame in trace.root.walk()}
     for frame in frames.values():
         for number, equation in enumerate(() if frame.opaque or frame.bypassed else frame.jaxpr.eqns):
-            if equation.primitive.name != "log":
+            if equation.primitive.name not in ("log", "log2"):
                 continue
             result, picks = FrameVariable(frame, equation.outvars[0]), _picked(frames, frame, equation)
             read = [(frame, number), *((around, made) for around, made, _ in picks)]

@@ -30,6 +30,8 @@ _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "m
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
+#: To base 2 it is a primitive since JAX 0.12.
+_LOGARITHMS: Final = frozenset({"log", "log2"})
 #: What reads logits for the sum of their exponentials: of them less the largest, where that is finite.
 _FOR_THE_SUM: Final = frozenset({"exp", "exp2", "reduce_max", "max", "argmax", "sub"})
 #: What may be between shares and their logarithm: a guard, and the choice of the label's.
@@ -137,7 +139,7 @@ class SoftmaxNeighbours:
             and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "reduce_sum"
             and math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"]) == entries
         ]  # fmt: skip
-        return any(True for _ in self._made(self._behind(sums, _SUMMED), {"log", "div"}))
+        return any(True for _ in self._made(self._behind(sums, _SUMMED), _LOGARITHMS | {"div"}))
 
     def function_of_logits(self, value: FrameVariable) -> BoundedName | None:
         """Returns the function whose logarithm a loss takes of a value as its logits; None where it is none.
@@ -154,7 +156,9 @@ class SoftmaxNeighbours:
             and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "div"
             and equation.invars[1] is each.atom  # a sum that is divided is a mean
         ]  # fmt: skip
-        if self._are_taken_of(value, self._made(sums, {"log"})) or self._made(self._behind(shares, _PICKED), {"log"}):
+        if self._are_taken_of(value, self._made(sums, _LOGARITHMS)) or self._made(
+            self._behind(shares, _PICKED), _LOGARITHMS
+        ):
             return "softmax"
         same = self._moved([value])
         squashed = self._behind(self._made(same, {"logistic"}), _PICKED)

@@ -35,7 +35,7 @@ from gradscope.tracing.lookup.operations import Operation, Operations
 
 #: Their derivatives are infinite, or not defined, where an operand is 0.
 _SINGULAR_AT_ZERO: Final = frozenset(
-    {"log", "rsqrt", "div", "pow", "cbrt", "integer_pow", "atan2", "sqrt", "rem", "lgamma", "digamma"}
+    {"log", "log2", "rsqrt", "div", "pow", "cbrt", "integer_pow", "atan2", "sqrt", "rem", "lgamma", "digamma"}
 )
 #: Their derivatives are infinite at both ends of where they are defined.
 _SINGULAR_AT_ONE: Final = {"acos": "arccos", "asin": "arcsin", "atanh": "arctanh", "erf_inv": "erf_inv"}
@@ -47,6 +47,7 @@ _DEFINED: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
     "rsqrt": (lambda x: x >= 0, CLIP_NEGATIVE),
     "log": (lambda x: x >= 0, CLIP_NEGATIVE),
     "log1p": (lambda x: x >= -1, CLIP_NEGATIVE),
+    "log2": (lambda x: x >= 0, CLIP_NEGATIVE),
     "pow": (lambda x: x >= 0, BASE_POSITIVE),
     "acos": (lambda x: abs(x) <= 1, CLIP_INSIDE),
     "asin": (lambda x: abs(x) <= 1, CLIP_INSIDE),

@@ -136,7 +136,7 @@ def _is_row_masked(operation: Operation, primitive: str, failure: Failure, opera
     if primitive == "sub":
         both = len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
         return both and any(operations.made_by(operation.values[-1:], each) for each in ("max", "reduce_max"))
-    if primitive not in ("log", "div") or not failure.operands or failure.operands[-1] != 0:
+    if primitive not in ("log", "log2", "div") or not failure.operands or failure.operands[-1] != 0:
         return False
     summed = operations.made_by(operation.values[-1:], "reduce_sum")
     return any(
@@ -265,6 +265,7 @@ _EXPONENTIALS: Final = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _FORWARD: Final[Mapping[str, Callable[[Sequence[float]], Diagnosis | None]]] = {
     "log": _below_zero("log"),
     "log1p": _log1p,
+    "log2": _below_zero("log2"),
     "sqrt": _below_zero("square root"),
     "rsqrt": _below_zero("rsqrt"),
     "div": _div,
