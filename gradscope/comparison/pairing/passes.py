@@ -9,7 +9,8 @@ from gradscope.comparison.pairing.by_rules import MapRule, by_rules
 from gradscope.comparison.pairing.inference.example_order import with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
-from gradscope.comparison.pairing.inference.repeated_values import with_repeats
+from gradscope.comparison.pairing.inference.other_sizes.read_slices import with_read_slices
+from gradscope.comparison.pairing.inference.other_sizes.repeated_values import with_repeats
 from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
 from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches, by_renamed_micro_batches
@@ -42,9 +43,10 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
     laid_out = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
     matched, repeated = with_repeats(dumps, laid_out)
+    matched, sliced = with_read_slices(dumps, matched)
     return Pairing(
         matched=tuple(each for each in matched if each.ref in selected),
-        inverse=tuple(each for each in (*pairing.inverse, *repeated) if _is_selected(selection, each)),
+        inverse=tuple(each for each in (*pairing.inverse, *repeated, *sliced) if _is_selected(selection, each)),
         only_ref=tuple(key for key in pairing.only_ref if selection.selects(*_both(key))),
         only_cand=tuple(key for key in pairing.only_cand if selection.selects(*_both(key))),
     )

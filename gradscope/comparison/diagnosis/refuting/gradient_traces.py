@@ -160,6 +160,7 @@ class ProgramTraces:
         self._nearest = NearestKeys(self._sources, self._rows)
         readers = inverted(self._sources)
         self._read = None if is_of_jax(source) else readers.keys()
+        self._readers_at_once = readers
         self._readers = NearestKeys(readers, self._rows)
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
@@ -190,6 +191,10 @@ class ProgramTraces:
         """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""
         rows = (self._rows[each] for each in self._nearest.behind(key))
         yield from (key_of(row.family, row.name) for row in rows if (row.family, row.status) == (ACTIVATION, "same"))
+
+    def readers(self, key: str) -> Collection[str]:
+        """Returns the keys of what is computed from a value at once."""
+        return self._readers_at_once.get(key, ())
 
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""

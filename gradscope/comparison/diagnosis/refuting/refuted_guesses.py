@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import (
@@ -146,10 +147,10 @@ def _without_refuted_values(
     ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
     own = {
         each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
-        for each in ordered
+        for each in (*known, *ordered)
     }
     products, pairs = ProductPairs(dumps, replace(pairing, matched=tuple(known))), {each.ref: each for each in known}
-    borne_out, unclear, traces = _borne_out(dumps, rows, ordered, own)
+    borne_out, unclear, traces = _borne_out(dumps, rows, ordered, own, known)
     refuted: set[str] = set()
     related: dict[str, str] = {}
     unlike: dict[str, str] = {}
@@ -220,6 +221,7 @@ def _borne_out(
     rows: Mapping[str, ComparisonRow],
     ordered: Sequence[Match],
     own: Mapping[str, Sequence[tuple[ProgramTraces, str]]],
+    known: Sequence[Match],
 ) -> tuple[set[str], set[str], dict[str, float]]:
     """Returns the pairs that something behind them bears out, those that nothing decides, and the traces of all.
 
@@ -227,11 +229,13 @@ def _borne_out(
         dumps: The dumps.
         rows: The rows of the pairs.
         ordered: The pairs by place, in execution order.
-        own: The programs of each pair, with the keys of its values.
+        own: The programs of each pair, with the keys of its values; of those that are no guesses, too.
+        known: The pairs that are no guesses.
     """
     borne_out: set[str] = set()
     unclear: set[str] = set()
     traces: dict[str, float] = {}
+    owners = {place: each for each in known for place in own[each.ref]}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = relative_error(rows[match.ref])
         # What is behind it differs altogether at 1: a function or a norm there hides in how large units a value is.
@@ -244,8 +248,11 @@ def _borne_out(
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
             if all(each is None for each in by_gradients):
                 unclear.add(match.ref)
-        if _TRACELESS * traces[match.ref] >= error or accounts_for_losses(dumps, match, rows):
+        behind = (owners.get((program, each)) for program, key in own[match.ref] for each in program.readers(key))
+        shown = _TRACELESS * traces[match.ref] >= error or accounts_for_losses(dumps, match, rows)
+        if shown or any(each is not None and carries_difference(dumps, match, each) for each in behind):
             borne_out.add(match.ref)
+            owners |= dict.fromkeys(own[match.ref], match)
             for program, key in own[match.ref]:
                 program.bear_out(key, error)
         elif all(program.only_loss_is_behind(key) for program, key in own[match.ref]) and hides_from_losses(

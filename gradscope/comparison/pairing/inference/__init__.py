@@ -9,6 +9,6 @@
 - `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
 - `layout_use`: whether what reads an activation bears out the layout that its values suggest.
 - `merged_order`: whether positions that are merged into one axis are used in the order that their values suggest.
-- `repeated_values`: values that one program repeats along axes, such as positions for every example.
+- `other_sizes`: values of which one program has more elements, and no more that is of use.
 - `example_order`: whether the batch has its examples in another order, as the values of the inputs prove.
 """

@@ -18,6 +18,7 @@ from gradscope.comparison.layout.layouts import (
     layouts,
     relative_error,
 )
+from gradscope.comparison.precision import dtype_class, machine_epsilon
 
 _Key = TypeVar("_Key")
 
@@ -27,7 +28,7 @@ Layouts: TypeAlias = Callable[[Shape, Shape], Sequence[AxisLayout]]
 #: The numbers of blocks of which other orders are tried: two parts, query, key and value, and the gates of an LSTM.
 FEW_BLOCKS: Final = (2, 3, 4)
 
-#: How far the values of two blocks that are the same may differ.
+#: How far the values of two blocks that are the same may differ, but for the rounding of a short dtype.
 SAME: Final = 1e-4
 
 
@@ -91,7 +92,8 @@ def assigned(
     common: AxisLayout | None = None
     for array in parts:
         norm = norm_of(array)
-        near = [key for key in candidates if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
+        free = (key for key in candidates if key not in keys)
+        near = [key for key in free if math.isclose(norm, norms[key], rel_tol=same(array, candidates[key]))]
         found = next(_agreeing(array, candidates, near, common, possible), None)
         if found is None:
             return None
@@ -111,8 +113,18 @@ def _agreeing(
         among = possible(array.shape, candidates[key].shape) if common is None else (common,)
         agreeing = agreeing_layouts(array, candidates[key], among)
         agreeing = agreeing or (interleaved(array, candidates[key]) if common is None else ())
-        if agreeing and relative_error(array, candidates[key], agreeing[0]) <= SAME:
+        if agreeing and relative_error(array, candidates[key], agreeing[0]) <= same(array, candidates[key]):
             yield key, agreeing[0]
+
+
+def same(*arrays: Array) -> float:
+    """Returns how far the values of some arrays that are the same may differ."""
+    return max(SAME, *(rounding(array.dtype.name) for array in arrays))
+
+
+def rounding(dtype: str) -> float:
+    """Returns by how much numbers of a dtype are rounded at most, relatively; zero where they are no floats."""
+    return machine_epsilon(dtype) / 2 if dtype_class(dtype) == "float" else 0.0
 
 
 def norm_of(array: Array) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from gradscope.comparison.pairing.inference.repeated_values import repeat_in
+from gradscope.comparison.pairing.inference.other_sizes.repeated_values import repeat_in
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.pairing.inference.equal_parts import SAME, norm_of
+from gradscope.comparison.pairing.inference.equal_parts import norm_of, rounding, same
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import gradient_key, key_of, split_key
 from gradscope.naming.numbering import NUMBER
@@ -74,9 +74,11 @@ class PartCandidates:
             norms = ((norm_of(self._source.array(key)), key) for key in self._of_size[size])
             self._norms[size] = sorted(each for each in norms if not math.isnan(each[0]))
         ordered, found = self._norms[size], set[str]()
+        dtypes = {self._source.entry(key).dtype for key in self._of_size[size]}
+        limit = 2 * max(same(*blocks), *map(rounding, dtypes))
         for norm in map(norm_of, blocks):
-            start = bisect_left(ordered, norm * (1 - 2 * SAME), key=itemgetter(0))
-            end = bisect_right(ordered, norm * (1 + 2 * SAME), key=itemgetter(0))
+            start = bisect_left(ordered, norm * (1 - limit), key=itemgetter(0))
+            end = bisect_right(ordered, norm * (1 + limit), key=itemgetter(0))
             found |= {key for _, key in ordered[start:end]}
         return self._in_order(found)
 

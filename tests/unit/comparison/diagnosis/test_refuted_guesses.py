@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -410,3 +410,33 @@ def test_a_pair_by_name_behind_a_wrong_guess_may_be_two_steps_of_one_computation
     assert found.verdict == "same", found.sentence
     wrong = gs.compare(_activated(inside=False), _activated(inside=True, fault=True))
     assert wrong.verdict == "different"
+
+
+def _small_branches(path: str, *, function: Callable[[Any], Any] = jnp.tanh) -> Dump:
+    """Blocks whose branches are small beside what they are added to, and end with a layer that reads no entry."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        for block in range(2):
+            of_branch = function if block == 1 else jnp.tanh
+            with jax.named_scope(path.format(block)):
+                with jax.named_scope("up"):
+                    up = x @ weights["up"][block]
+                with jax.named_scope("down"):
+                    down = (jnp.sin(up) * of_branch(up)) @ weights["down"][block]
+                x = x + down
+        with jax.named_scope("head"):
+            x = x @ weights["head"]
+        return (x**3).mean()
+
+    draw, shapes = np.random.default_rng(8).normal, {"up": (4, 6), "down": (6, 4)}
+    blocks: dict[str, Any] = {
+        name: [draw(size=shape).astype(np.float32) / 10 for _ in range(2)] for name, shape in shapes.items()
+    }
+    return gs.capture(loss, blocks | {"head": WEIGHTS["head"]["w"]}, INPUT, origins=False)
+
+
+@pytest.mark.parametrize("function", [jnp.sin, jnp.exp])
+def test_a_branch_is_compared_whose_error_is_small_in_the_sum(function: Callable[[Any], Any]) -> None:
+    found = gs.compare(_small_branches("layers/{}"), _small_branches("l{}", function=function))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "layers/1/down"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -110,18 +111,29 @@ class KernelDifferences:
         if kernels is None or one is None:
             return None
         if (other := layers.nearest(one, kernels[1], biases)) is not None:
-            return " and ".join(_differences(one, other, [name for name, _ in vectors]))
+            return " and ".join(self._told(one, other, vectors))
         for read in layers.reads[1:]:
             if (other := layers.nearest(one, kernels[1], biases, read)) is not None:
                 reads = f"{read.words}, and the reference {layers.reads[0].words}"
-                return " and ".join((reads, *_differences(one, other, [name for name, _ in vectors])))
+                return " and ".join((reads, *self._told(one, other, vectors)))
         vectors = [*vectors, *self._named(self._like(self._vectors, own))]
         biases = [both for _, both in vectors]
         for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
             if (other := layers.nearest(one, array, biases, places=[one.places])) is not None:
                 told = [f"multiplies by `{name}`"] if name else []
-                return " and ".join((*told, *_differences(one, other, [name for name, _ in vectors])))
+                return " and ".join((*told, *self._told(one, other, vectors)))
         return ""
+
+    def _told(self, ref: KernelUse, cand: KernelUse, vectors: Sequence[_Vector]) -> list[str]:
+        """Returns in what two uses differ, without a bias that one program adds outside of the layer."""
+        names = [name for name, _ in vectors]
+        if (ref.bias is None) is not (cand.bias is None):
+            lacks = cand if cand.bias is None else ref
+            name = names[(ref.bias if cand.bias is None else cand.bias) or 0]
+            match = next((each for each in self._vectors if printable(split_key(each.ref)[1]) == name), None)
+            if match is not None and self._unpaired.is_used(match, in_ref=lacks is ref):
+                cand = replace(cand, bias=ref.bias)
+        return _differences(ref, cand, names)
 
     def _steps(self, match: Match, read: Sequence[Match]) -> dict[str, Array]:
         """Returns what the reference's layer reads that is no pair, by its name."""

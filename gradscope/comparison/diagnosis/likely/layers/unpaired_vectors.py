@@ -118,13 +118,24 @@ class UnpairedVectors:
 
     def _is_left_out(self, match: Match | None, *, in_ref: bool) -> bool:
         """Returns whether a program has no counterpart of a parameter, or does nothing with it."""
-        if match is None:
-            return True
+        return match is None or self._has_gradient(match, in_ref=in_ref) is False
+
+    def is_used(self, match: Match, *, in_ref: bool) -> bool:
+        """Returns whether a gradient shows that a program uses a parameter.
+
+        Args:
+            match: The pair of the parameter.
+            in_ref: Whether that program is the reference.
+        """
+        return bool(self._has_gradient(match, in_ref=in_ref))
+
+    def _has_gradient(self, match: Match, *, in_ref: bool) -> bool | None:
+        """Returns whether a gradient arrives at a parameter; None where the dump has no gradient of it."""
         source, key = (self._dumps.ref, match.ref) if in_ref else (self._dumps.cand, match.cand)
         gradient = key_of(PARAM_GRAD, split_key(key)[1])
         known = self._keys[not in_ref]
         entry = source.entry(source.resolve(gradient)) if gradient in known else None
-        return entry is not None and (entry.absent is not None or as_float(entry.stats.get("rms", 1.0)) == 0)
+        return None if entry is None else entry.absent is None and as_float(entry.stats.get("rms", 1.0)) != 0
 
     def _terms(self, read: Sequence[Match], shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
         """Yields values of a shape that both layers read, by their names in the reference.

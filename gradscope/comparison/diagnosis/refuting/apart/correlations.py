@@ -222,8 +222,11 @@ def gradient_error(
         most: The largest error of interest.
 
     Returns:
-        The error; infinity where a few features have more than the largest of interest.
+        The error; infinity where a few features have more than the largest of interest, or the kernel of a convolution
+            is of another number of channels.
     """
+    if form.matrix is None and read.shape[form.channels] % gradient.shape[form.inputs]:
+        return math.inf
     if most < math.inf and form.matrix is None:
         few = _of_few_features(form, read, arriving, gradient)
         if gradient_error(form, *few) * float(np.linalg.norm(few[-1])) > most * float(np.linalg.norm(gradient)):

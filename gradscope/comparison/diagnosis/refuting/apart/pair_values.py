@@ -1,4 +1,4 @@
-"""Both values of a pair, or both gradients, and whether what reads a value takes notice of a part of it."""
+"""Both values of a pair, or both gradients, and whether what reads a value takes notice of it, or of a part of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from gradscope.naming import gradient_key
 _NOTICED: Final = 1e-3
 _ROUNDINGS: Final = 20
 
+#: The largest relative error of a difference that a sum carries on, which has the rounding of the sum.
+_CARRIED: Final = 0.05
+
 
 def both(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both tensors of a pair in the layout of the reference; None where there are none of one shape."""
@@ -37,6 +40,25 @@ def is_noticed(dumps: Dumps, match: Match, products: Array, axes: tuple[int, ...
 def is_close(found: Array, expected: Array, tolerance: float) -> bool:
     """Returns whether a tensor is the expected one, but for a relative error."""
     return bool(np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected))
+
+
+def carries_difference(dumps: Dumps, match: Match, reader: Match) -> bool:
+    """Returns whether what reads a value differs by what the value differs by, as the sum of a residual connection.
+
+    Such a sum may be so much larger than the value that its relative error is small.
+
+    Args:
+        dumps: The dumps of the pairs.
+        match: The pair of the value.
+        reader: The pair of what reads it.
+    """
+    if dumps.ref.entry(match.ref).shape != dumps.ref.entry(reader.ref).shape:
+        return False
+    values, behind = both(dumps, match), both(dumps, reader)
+    if values is None or behind is None:
+        return False
+    difference = values[1] - values[0]
+    return bool(np.any(difference)) and is_close(behind[1] - behind[0], difference, _CARRIED)
 
 
 def of_gradients(match: Match) -> Match:

@@ -22,6 +22,7 @@ from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
 
@@ -107,6 +108,7 @@ class RecoveredValues:
 
     def __init__(self, dumps: Dumps, pairing: Pairing, *, of_ref: bool) -> None:
         source = dumps.ref if of_ref else dumps.cand
+        self._source = source
         self._layers, self._own, self._cand = source.manifest.layers, FloatTensors(source), FloatTensors(dumps.cand)
         self._dumps, self._matches = dumps, {match.ref: match for match in pairing.matched}
         self._reverse = None if of_ref else ReversePairing(dumps, pairing.matched)
@@ -173,6 +175,10 @@ class RecoveredValues:
         own = self._own.tensor(key)
         other = None if own is None else self._other(key)
         return None if own is None or other is None or own.shape != other.shape else Recovered(own, other)
+
+    def is_integer(self, key: str) -> bool:
+        """Returns whether a value of the layers' program is one of integers, such as tokens."""
+        return dtype_class(self._source.entry(self._source.resolve(key)).dtype) == "integer"
 
     def _other(self, key: str) -> Array | None:
         if self._reverse is not None:

@@ -31,6 +31,7 @@ from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.layout.layouts import plainly_arranged
+from gradscope.comparison.layout.recipe_steps import Reorder
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -66,7 +67,9 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     found = next(words, None) or sides[0].turned() or sides[0].terms() or sides[0].powers(sides[1])
     found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
     found = found or rows_read(dumps, pairing, match)
-    found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
+    if found or any(side.looks_up() for side in sides):
+        return found
+    found = sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     return found or sides[0].shown() or sides[1].shown()
 
 
@@ -88,6 +91,10 @@ class _Side:
         self._pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
         sources = sources_of(self._layers).get(key, ())
         self._read = [each for each in sources if each in names and split_key(each)[0] in (ACTIVATION, INPUT)]
+
+    def looks_up(self) -> bool:
+        """Returns whether the layer reads tokens: which rows of a table it adds up, it decides by itself."""
+        return any(map(self._pairs.is_integer, self._read))
 
     def functions(self) -> str:
         """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
@@ -216,7 +223,9 @@ class _Side:
     def shown(self) -> str:
         """Returns in words that what the layer reads differs, as it is right itself; "" where it may be at fault."""
         value, *read = map(self._pairs.pair, (self._key, *self._read))
-        if self._layer is None or value is None or not all(pair is not None and _agree(pair) for pair in read):
+        if self._layer is None or value is None or not self._is_in_one_order(self._layer):
+            return ""
+        if not all(pair is not None and _agree(pair) for pair in read):
             return ""
         params = [self._pairs.pair(key_of(PARAM, name)) for name in self._layer.params]
         known = [pair for pair in params if pair is not None and _agree(pair)]
@@ -228,6 +237,12 @@ class _Side:
         if arriving is None or single is None or single.own.size > _MOST_ELEMENTS:
             return ""
         return self._in_a_step(self._layer) if multiplies_another(single, value, arriving, known, gradients) else ""
+
+    def _is_in_one_order(self, layer: Layer) -> bool:
+        """Returns whether queries, keys and values that are packed otherwise are so in all tensors of a layer."""
+        keys = {self._key, *(key_of(PARAM, name) for name in layer.params)}
+        own = (each for each in self._matches if not keys.isdisjoint((each.ref,) if self._of_ref else each.recipe.keys))
+        return len({any(isinstance(step, Reorder) for step in each.recipe.steps) for each in own}) < 2
 
     def _in_a_step(self, layer: Layer) -> str:
         around = _around(self._layers, layer, self._read)

@@ -134,3 +134,9 @@ def test_few_features_show_that_a_value_makes_no_gradient(groups: int, monkeypat
     assert gradient_error(form, np.maximum(read, 0), arriving, gradient, most=1e-4) == np.inf
     assert sum(tried) <= read.size * arriving.size / 4
     assert gradient_error(form, read, arriving, gradient, most=1e-4) < 1e-5
+
+
+def test_a_value_of_another_number_of_channels_makes_no_gradient_of_a_kernel() -> None:
+    (form, *_) = forms((12, 6, 3), (3, 12, 8), (3, 6, 16))
+    values, gradient = np.ones((3, 6, 16)), np.ones((12, 6, 3))
+    assert gradient_error(form, values, values, gradient, most=1e-3) == np.inf

@@ -80,7 +80,9 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def _network(fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False) -> Dump:
+def _network(
+    fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False, biased: bool = True
+) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
         for name in weights:
@@ -91,8 +93,10 @@ def _network(fault: str = "", *, port: bool = False, scale: float = 1.0, inside:
                 kernel = own["kernel"].transpose(2, 3, 1, 0) if port else own["kernel"]
                 strided = [(0, 1)] * 2 if wrong and fault == "SAME" else [(1, 1)] * 2
                 x = _conv(x, kernel, order, padding=strided if name == "two" else "SAME", stride=1 + (name == "two"))
-                x = x + (0 if wrong and fault == "no bias" else own["bias"])
+                bias = 0 if wrong and fault == "no bias" else own["bias"]
+                x = x + bias if biased else x
                 x = jax.nn.relu(x) if inside else x
+            x = x if biased else x + bias
             x = x if inside else jax.nn.relu(x)
         return jnp.square(x).mean()
 
@@ -126,6 +130,12 @@ def test_what_a_port_does_differently_is_told(reference: Dump, fault: str, words
 
 def test_a_function_is_not_told_that_only_one_program_has_a_layer_around(reference: Dump) -> None:
     sentence = gs.compare(reference, _network("SAME", port=True, inside=True)).sentence
+    assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
+
+
+def test_a_bias_that_a_program_adds_outside_of_the_layer_is_not_told(reference: Dump) -> None:
+    assert gs.compare(reference, _network(port=True, biased=False))
+    sentence = gs.compare(reference, _network("SAME", port=True, biased=False)).sentence
     assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
 
 

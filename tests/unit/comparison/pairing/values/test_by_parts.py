@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.by_parts import by_parts
 from gradscope.comparison.pairing.values.part_candidates import PartCandidates
@@ -276,3 +277,14 @@ def test_constants_are_read_in_chunks_and_not_as_a_whole(*, whole_first: bool) -
 
     sides = chunked({"x": (16,)}), chunked({"x[0]": (8,), "x[1]": (8,)})
     assert matched(*(sides if whole_first else sides[::-1])) == {}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("short", ["apart", "packed"])
+def test_parts_are_found_between_precisions(dtype: str, short: str) -> None:
+    own, packed = layers(5)
+    sides = {"apart": own, "packed": packed}
+    sides[short] = {name: each.astype(as_numpy_dtype(dtype)) for name, each in sides[short].items()}
+    dumps = {name: dump_of(each) for name, each in sides.items()}
+    assert matched(dumps["apart"], dumps["packed"]) == matched(dump_of(own), dump_of(packed))
+    assert matched(dumps["packed"], dumps["apart"]) == matched(dump_of(packed), dump_of(own))

@@ -45,3 +45,28 @@ def test_the_rows_are_told_that_differ(fault: dict[str, Any], name: str, rows: s
     sentence = gs.compare(reference, _embedded(of_port=True, **fault)).sentence
     assert sentence.startswith(f"Forward first differs at `{name}` ("), sentence
     assert f", which looks up {rows} of `{name}`, and in the candidate {others}." in sentence, sentence
+
+
+def _bag(pool: str, *, of_port: bool = False) -> gs.Dump:
+    """Returns the dump of a bag of embeddings, of which row 0 is padding."""
+    bag, head = ("Bag_0", "Dense_0") if of_port else ("bag", "head")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(bag):
+            x = weights["tokens"][batch["x"]]
+            kept = (batch["x"] != 0)[..., None].astype(jnp.float32)
+            x = {"mean": (x * kept).sum(1) / kept.sum(1), "all": x.mean(1), "sum": (x * kept).sum(1)}[pool]
+        with jax.named_scope(head):
+            x = jnp.tanh(x) @ weights["head"]
+        return jnp.square(x).mean()
+
+    weights = {"tokens": drawn(1, 7, 5), "head": drawn(3, 5, 2)}
+    return gs.capture(loss, weights, {"x": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize("pool", ["all", "sum"])
+def test_a_bag_decides_by_itself_which_rows_it_adds_up(pool: str) -> None:
+    assert gs.compare(_bag("mean"), _bag("mean", of_port=True)).verdict == "same"
+    sentence = gs.compare(_bag("mean"), _bag(pool, of_port=True)).sentence
+    assert sentence.startswith("Forward first differs at `bag` ("), sentence
+    assert "in what it reads" not in sentence, sentence

@@ -110,3 +110,34 @@ def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault
     found = gs.compare(convolved, _convolved(fault, port=True)).sentence
     assert found.startswith("Forward first differs at `second` ("), found
     assert "in what it reads" not in found, found
+
+
+PACKED = {"embed": _draw(8, 8), "qkv": {"kernel": _draw(8, 24), "bias": _draw(24)}, "out": _draw(8, 3)}
+
+
+def _packed(*, port: bool, swapped: str = "") -> Dump:
+    names = ("Dense_0", "Dense_1", "Dense_2") if port else ("embed", "qkv", "out")
+    order = np.r_[8:16, 0:8, 16:24]
+    packed = {name: each[..., order] if swapped in (name, "both") else each for name, each in PACKED["qkv"].items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names[0]):
+            x = jnp.tanh(batch["x"] @ weights[names[0]])
+        with jax.named_scope(names[1]):
+            x = x @ weights[names[1]]["kernel"] + weights[names[1]]["bias"]
+        query, key, value = jnp.split(x, 3, -1)
+        query, key = (key, query) if swapped == "both" else (query, key)
+        x = jax.nn.softmax(query @ key.swapaxes(1, 2), -1) @ value
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    return captured((loss, dict(zip(names, (PACKED["embed"], packed, PACKED["out"]), strict=True)), {"x": TOKENS}))
+
+
+def test_a_layer_whose_kernel_has_queries_for_keys_reads_nothing_else() -> None:
+    one = _packed(port=False)
+    assert gs.compare(one, _packed(port=True, swapped="both"))
+    found = gs.compare(one, _packed(port=True, swapped="kernel")).sentence
+    assert found.startswith("Forward first differs at `qkv` ("), found
+    assert BETWEEN not in found, found
