@@ -107,6 +107,7 @@ def _run(
         loss = _checked(loss_fn(output))
         parameters = _write_parameters(module, values, calls)
         differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
+        values.differentiating = True
         gradients = _gradients(loss, differentiated, module_inputs.leaves, calls)
         for parameter, value in parameters:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))

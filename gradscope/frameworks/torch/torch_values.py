@@ -71,9 +71,12 @@ class Values:
 
     Attributes:
         sink: Receives the records.
+        differentiating: Whether the loss is being differentiated. A gradient that the loss itself takes, as a penalty
+            on gradients does, is another one than that of the loss.
     """
 
     sink: RecordSink
+    differentiating: bool = False
     _known: dict[_Identity, Value] = field(default_factory=dict[_Identity, Value])
     _values: list[Value] = field(default_factory=list[Value])
     _captured: int = 0
@@ -128,7 +131,7 @@ class Values:
         for value in self._values:
             if value.digest == digest and any(without_occurrence(known) == name for known in value.names):
                 value.digest = ""
-                tensor.register_hook(lambda gradient, value=value: self.write_gradient(value, gradient))
+                tensor.register_hook(lambda gradient, value=value: self._arrived(value, gradient))
                 return
 
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
@@ -169,8 +172,12 @@ class Values:
             self._known[tensor.grad_fn, tensor.output_nr] = value
         if tensor.requires_grad:
             # A hook stays with the tensor's present value, whatever in-place operations follow.
-            tensor.register_hook(lambda gradient: self.write_gradient(value, gradient))
+            tensor.register_hook(lambda gradient: self._arrived(value, gradient))
         return value
+
+    def _arrived(self, value: Value, gradient: Tensor) -> None:
+        if self.differentiating:
+            self.write_gradient(value, gradient)
 
     def _write(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
         value.names[name] = site

@@ -381,6 +381,40 @@ def test_dataclasses_and_nested_outputs_are_all_seen() -> None:
     assert np.array_equal(dump["input_grad/input"], [5, 5])
 
 
+def test_a_penalty_on_a_gradient_that_the_module_takes_is_a_part_of_the_loss() -> None:
+    """The gradients are those of the loss, and not those that it is made of."""
+
+    class Penalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.terms(x)[-2:]
+
+        def terms(self, x: Tensor) -> tuple[Tensor, ...]:
+            first = self.first(x)
+            scored = self.second(F.softplus(first))
+            return x, first, scored, torch.autograd.grad(scored.sum(), x, create_graph=True)[0]
+
+    def loss_of(terms: tuple[Tensor, ...]) -> Tensor:
+        return terms[-2].mean() + (terms[-1].norm(dim=1) - 1).square().mean()
+
+    module, inputs = Penalised(), torch.randn(6, 4)
+    dump = capture(module, loss_of, inputs)
+    x, first, scored, gradient = module.terms(inputs.requires_grad_())
+    assert_gradients(
+        dump,
+        loss_of((scored, gradient)),
+        {
+            "input/x": x,
+            "activation/first": first,
+            "activation/second": scored,
+            **{f"param/{name.replace('.', '/')}": each for name, each in module.named_parameters()},
+        },
+    )
+
+
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
