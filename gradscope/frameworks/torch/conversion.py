@@ -36,6 +36,11 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
         return np.array(host.contiguous().view(_AS_INTEGERS[dtype.itemsize]).numpy()).view(dtype)
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Returns whether a tensor is inside of `torch.vmap`, `torch.func.grad` and the like, and has no numbers there."""
+    return cast("Any", torch)._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - there is no public one
+
+
 def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Yields every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
     if isinstance(value, Tensor):

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import SiteFacts
+from gradscope.errors import ModelError
 from gradscope.frameworks.torch.computed_from import named_sources
-from gradscope.frameworks.torch.conversion import tensors_in
+from gradscope.frameworks.torch.conversion import is_transformed, tensors_in
 from gradscope.frameworks.torch.torch_values import Value, Values
+from gradscope.naming import printable
 from gradscope.stats.power import combined_power
 
 #: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
@@ -90,9 +92,13 @@ class ModuleCalls:
     Args:
         module: The module.
         values: Receives the values that it computes.
+
+    Raises:
+        ModelError: A module is of TorchScript, which calls no hooks.
     """
 
     def __init__(self, module: nn.Module, values: Values) -> None:
+        _require_python(module)
         self._module = module
         self._values = values
         self._paths = {
@@ -148,7 +154,9 @@ class ModuleCalls:
         path = self._paths[module]
         self._occurrences[path] += 1
         occurrence = self._occurrences[path]
-        inputs = [self._values.measure(tensor) for _, tensor in tensors_in((args, kwargs))]
+        inputs = [
+            self._values.measure(tensor) for _, tensor in tensors_in((args, kwargs)) if not is_transformed(tensor)
+        ]
         names = tuple(f"{path}/{plain_name(name)}" for name, _ in module.named_parameters(recurse=False))
         call = self._call(path if occurrence == 1 else f"{path}#{occurrence}", inputs, names)
         for name in names:
@@ -174,6 +182,9 @@ class ModuleCalls:
     def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
         for number, (_, tensor) in enumerate(found):
             name = _output_name(call.path, number, len(found))
+            if is_transformed(tensor):
+                self._values.add_hidden(name)
+                continue
             site = SiteFacts(index=self._tick(), source=call.source, primitive=_primitive(tensor), layer=call.path)
             value = self._values.add(naming.ACTIVATION, name, tensor, site)
             call.outputs.append(value)
@@ -201,6 +212,16 @@ def as_written(module: nn.Module) -> nn.Module:
 def plain_name(name: str) -> str:
     """Returns PyTorch's name of a module, parameter or buffer with slashes, without those of compiled modules."""
     return "/".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _require_python(module: nn.Module) -> None:
+    for name, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            what = "the module" if not name else f"the module {printable(plain_name(name))}"
+            raise ModelError(
+                f"{what} is of TorchScript, inside of which nothing can be captured",
+                hint="capture the module that torch.jit.script or torch.jit.trace was given",
+            )
 
 
 def _primitive(tensor: Tensor) -> str | None:

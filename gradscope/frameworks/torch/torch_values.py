@@ -8,7 +8,7 @@ node has no identity, and counts as a new value every time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
 from gradscope.naming.paths import without_occurrence
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
 from gradscope.stats.power import Power, power_of
+
+#: Where a value is that is not captured.
+_HIDDEN: Final = "inside torch.vmap, torch.func.grad or another function transform"
 
 #: The autograd node that made a value, and the number of the output.
 _Identity: TypeAlias = tuple[Any, int]
@@ -100,6 +103,11 @@ class Values:
     def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
         """Writes a tensor that the run does not compute: a parameter or a buffer."""
         return self._write(_described(family, tensor), name, tensor, site)
+
+    def add_hidden(self, name: str) -> None:
+        """Accounts for a value, and its gradient, that a function transform keeps to itself."""
+        for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
+            self._missing.append(LedgerLine(name=name, family=family, reason="opaque", detail=_HIDDEN))
 
     def measure(self, tensor: Tensor) -> Value:
         """Returns the value of a tensor that a module receives; one without a name is measured and not written."""

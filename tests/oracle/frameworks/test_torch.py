@@ -416,6 +416,40 @@ def test_a_penalty_on_a_gradient_that_the_module_takes_is_a_part_of_the_loss() -
 
 
 @pytest.mark.parametrize(
+    "transform",
+    [
+        torch.vmap,
+        lambda layer: torch.func.grad(lambda x: torch.tanh(layer(x)).sum()),
+        lambda layer: lambda x: torch.func.jvp(layer, (x,), (x,))[1],
+    ],
+)
+def test_what_a_function_transform_keeps_to_itself_is_listed(transform: Callable[[Any], Any]) -> None:
+    class Transformed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return transform(self.inner)(x)
+
+    module, x = Transformed(), torch.randn(5, 4)
+    dump = capture(module, lambda y: y.square().sum(), x)
+    loss = module(x.requires_grad_()).square().sum()
+    weight, inputs = torch.autograd.grad(loss, [module.inner.weight, x])
+    assert np.array_equal(dump["param_grad/inner/weight"], weight.numpy())
+    assert np.array_equal(dump["input_grad/x"], inputs.numpy())
+    missing = [(line.family, line.name, line.reason) for line in dump.source.manifest.ledger.missing]
+    assert missing[:2] == [("activation", "inner", "opaque"), ("activation_grad", "inner", "opaque")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_by_name() -> None:
+    scripted = nn.Sequential(nn.Linear(4, 3), torch.jit.trace(nn.Linear(3, 3), torch.randn(2, 3)))
+    with pytest.raises(ModelError, match="the module 1 is of TorchScript"):
+        capture(scripted, lambda y: y.sum(), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
     ("loss", "said"),
     [
         (lambda y: y, r"must be a scalar, and has shape \(2, 3\)"),
