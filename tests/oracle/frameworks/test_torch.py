@@ -415,6 +415,7 @@ def test_a_penalty_on_a_gradient_that_the_module_takes_is_a_part_of_the_loss() -
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, of its forward mode
 @pytest.mark.parametrize(
     "transform",
     [
