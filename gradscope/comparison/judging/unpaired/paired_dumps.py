@@ -12,6 +12,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.normal_forms import NamesWithin
+from gradscope.comparison.pairing.structure.uncertain_names import returned_counts
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -156,6 +157,11 @@ class PairedDump:
             *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
             *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
         ))  # fmt: skip
+
+    @cached_property
+    def returned(self) -> Mapping[str, int]:
+        """How many values a layer returns that has each of some values under a number, by their names."""
+        return returned_counts(self.source.manifest.layers)
 
     @cached_property
     def eliminated(self) -> frozenset[str]:

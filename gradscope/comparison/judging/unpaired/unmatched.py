@@ -202,14 +202,16 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
     A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
-    of another tensor there, as of another part of the batch, or the tensor is compared under another name.
+    of another tensor there, as of another part of the batch or a number of a layer that returns more, or the tensor is
+    compared under another name.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
         return ""
     if owner in own.compared:  # a difference counts there, and has one cause, whatever its names
         return f"the same tensor as {owner}, which is compared"
-    if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not own.facts.cut_otherwise:
+    otherwise = own.facts.cut_otherwise or own.returned.get(name) != other.returned.get(name)
+    if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not otherwise:
         return ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
     if is_gradient(family) and other.source.manifest.loss is not None and is_loss(own.source, start):

@@ -5,6 +5,9 @@ scope of the user's own has the name of a layer inside of a module. Such names a
 values, and count behind them, unless the sizes of the values differ, of which none repeats the other, or the parameters
 show that they are those of other layers: both programs use them in layers, and in none of this name.
 
+So are the numbers of what a layer returns where it returns another number of values: as that of a layer inside of a
+gradient, which keeps what the backward pass needs.
+
 Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
 refuted only where a layer that is called as the parameters are uses them.
 """
@@ -85,18 +88,26 @@ def uncertain(find: Pass) -> Pass:
     return found
 
 
+def returned_counts(layers: Iterable[Layer]) -> Mapping[str, int]:
+    """Returns how many values a layer returns that has each of some values under a number: `attention.1`."""
+    return {name: len(layer.outputs) for layer in layers for name in layer.outputs if name.startswith(f"{layer.path}.")}
+
+
 def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | None:
     """Returns whether a match by name is uncertain; None where none is."""
     layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
     if not all(layers) or layers[0] == layers[1]:
         return None
     ref, cand = _Named(dumps.ref), _Named(dumps.cand)
+    returned = [returned_counts(each) for each in layers]
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_uncertain(match: Match) -> bool:
         if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
             return False
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
+        if returned[0].get(one) != returned[1].get(other):
+            return True
         own, others = ref(one), cand(other)
         if not (own.is_itself or others.is_itself or (own.params and others.params)):
             return False  # captures of PyTorch do not have the parameters of parts in layers around them
