@@ -8,7 +8,7 @@ Sharp edges and their workarounds:
 
 - Constructors of `Var`, `JaxprEqn` and `Jaxpr` change their arguments between versions, so nothing here builds one: a
   rewritten program is always traced anew by an interpreter.
-- From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` returns (jaxpr, constants) for either.
+- From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` returns (jaxpr, constants) for either, and 0.12 keeps both.
 - `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
 - `scan` stated its numbers of constants and carries directly before 0.12, and by a pair of trees since.
 - Primitives may be objects of their own, `call_hi_primitive`, as `custom_root` is from 0.12; they `expand` to a jaxpr.
@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -38,13 +38,11 @@ FrameKind: TypeAlias = Literal[
     "root", "call", "remat", "scan", "while", "cond", "shard_map", "linear_solve", "custom_rule", "opaque"
 ]
 
-_CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
-_REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
 #: The primitives that run a function with a derivative rule of its own.
 CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _KINDS: Final[Mapping[str, FrameKind]] = {
-    **dict.fromkeys(_CALLS, "call"),
-    **dict.fromkeys(_REMATS, "remat"),
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"), "call"),
+    **dict.fromkeys(("remat2", "remat", "checkpoint"), "remat"),
     "scan": "scan",
     "while": "while",
     "cond": "cond",
@@ -245,7 +243,10 @@ def run_closed(jaxpr: Any, *operands: Any) -> list[Any]:
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
     """Returns the open jaxpr of a function of arguments or shapes, its constants, and the output's shapes and types."""
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    return *opened(closed), out_shape
+    jaxpr, constants = opened(closed)
+    # Arrays of a jaxpr would be kept as long as that is.
+    without = cast("Any", jaxpr).with_consts([None] * len(constants)) if getattr(jaxpr, "consts", ()) else jaxpr
+    return without, constants, out_shape
 
 
 def bind(equation: Equation, values: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
