@@ -43,7 +43,10 @@ _FEWEST_LAYERS: Final = 4
 _SAME: Final = 1e-3
 
 #: What a ratio that is too small says where all of them always were.
-_NEVER_MOVED: Final = "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+_NEVER_MOVED: Final = (
+    "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a clip leaves too "
+    "little of the gradients"
+)
 
 
 class TensorRules:

@@ -268,6 +268,20 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.3], ids=["solved", "not solved"])
+def test_where_the_loss_is_zero_and_all_gradients_are_no_unit_has_died_and_nothing_is_stuck(loss: float) -> None:
+    def all_margins_are_kept(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        if step >= 100 and step % 100 < 90:
+            numbers |= {"loss": loss, "grad_norm": 0.0, "update_norm": 0.0}
+            unchanged |= dict.fromkeys(unchanged, True)
+            for layer in LAYERS:
+                stats[f"param_grad/{layer}"] |= {"l2": 0.0, "rms": 0.0, "zeros": SIZE}
+                stats[f"update/{layer}"] |= {"l2": 0.0, "rms": 0.0, "ratio": 0.0}
+
+    rules = {alarm.rule for alarm in watched(Training(5), all_margins_are_kept) if not alarm.rule.endswith("-spike")}
+    assert rules == (set() if loss == 0 else {"dying", "stuck"})
+
+
 def test_units_die_again_only_after_they_were_alive_again() -> None:
     def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
         if step >= 200:
@@ -758,7 +772,7 @@ def test_a_learning_rate_that_is_too_small_from_the_start_is_named_and_the_end_o
     (alarm,) = watched(Training(2), small)
     assert (alarm.rule, alarm.step) == ("update-ratio", 45)
     assert alarm.why.endswith(
-        "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+        "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a clip leaves too little of the gradients"
     )
     assert watched(Training(2), partial(small, begin=300)) == []
 
