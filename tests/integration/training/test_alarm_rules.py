@@ -772,7 +772,8 @@ def test_a_learning_rate_that_is_too_small_from_the_start_is_named_and_the_end_o
     (alarm,) = watched(Training(2), small)
     assert (alarm.rule, alarm.step) == ("update-ratio", 45)
     assert alarm.why.endswith(
-        "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a clip leaves too little of the gradients"
+        "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a "
+        "clip leaves too little of the gradients"
     )
     assert watched(Training(2), partial(small, begin=300)) == []
 
