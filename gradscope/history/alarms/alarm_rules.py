@@ -122,7 +122,8 @@ RULES: Final = (
         "recorded steps in a row; where others move, and neither its gradient nor the rate is 0, 20 steps later, as it "
         "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
         "the optimizer never made an update of its gradient, while others move; nor where loss and gradients are 0, as "
-        "of margins that are all kept",
+        "of margins that are all kept, nor of one number to whose layer the gradients add up to 0, as the bias of a "
+        "score whose differences alone count",
         families=(naming.PARAM,),
         remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
         "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",

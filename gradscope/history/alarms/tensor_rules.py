@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -41,6 +42,10 @@ _FEWEST_LAYERS: Final = 4
 
 #: An update is the gradient itself where their statistics differ by no more, as where it is a difference of parameters.
 _SAME: Final = 1e-3
+
+#: What a layer's name ends with that is called again, and which share of gradients rounding leaves where they cancel.
+_CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
+_CANCELS: Final = 1e-5
 
 #: What a ratio that is too small says where all of them always were.
 _NEVER_MOVED: Final = (
@@ -85,6 +90,7 @@ class TensorRules:
             rate: The learning rate; None where it is not known.
         """
         on_purpose = {name for name, why in self._unreached.items() if why.endswith((STOPPED, AS_DATA))}
+        on_purpose |= self._cancelled(stats)
         trained = {key: each for key, each in stats.items() if naming.split_key(key)[1] not in on_purpose}
         own = {name: each for name, each in unchanged.items() if name not in on_purpose}
         yield from self._stuck.alarms(number, trained, own, rate)
@@ -124,6 +130,25 @@ class TensorRules:
             self._stuck.restore(found["stuck"])
         if "reset" in found:
             self._reset.restore(found["reset"])
+
+    def _cancelled(self, stats: Statistics) -> set[str]:
+        """Returns the parameters of one element whose gradient is zero because what comes back to their layer cancels.
+
+        Such is the bias of a head of which the loss takes differences alone. A bias that is masked has a layer whose
+        gradients do not add up to zero.
+        """
+        alone = {name.rpartition("/")[0]: name for key, each in stats.items()
+                 for family, name in [naming.split_key(key)]
+                 if family == naming.PARAM_GRAD and self._sizes.get(key) == 1 and each.get("l2") == 0}  # fmt: skip
+        sums = dict.fromkeys(alone, (0.0, 0.0))
+        for key, each in stats.items() if alone else ():
+            family, name = naming.split_key(key)
+            layer, mean, rms = _CALL.sub("", name), each.get("mean"), each.get("rms")
+            if family == naming.ACTIVATION_GRAD and layer in sums and mean is not None and rms is not None:
+                total, scale = sums[layer]
+                size = self._sizes.get(key, 0)
+                sums[layer] = total + mean * size, scale + rms * size
+        return {alone[layer] for layer, (total, scale) in sums.items() if scale and abs(total) <= _CANCELS * scale}
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {

@@ -282,6 +282,23 @@ def test_where_the_loss_is_zero_and_all_gradients_are_no_unit_has_died_and_nothi
     assert rules == (set() if loss == 0 else {"dying", "stuck"})
 
 
+@pytest.mark.parametrize("second", [-0.5, 0.4], ids=["cancels", "is masked"])
+def test_the_bias_of_a_head_of_which_the_loss_takes_differences_alone_is_not_stuck(second: float) -> None:
+    sizes = {"param_grad/head/w": 8, "param_grad/head/b": 1, "activation_grad/head": 4, "activation_grad/head#2": 4}
+    watch, found = AlarmWatch(sizes), []
+    for step in range(8):
+        stats: Stats = {
+            "param/head/w": {"l2": 2.0 + step},
+            "param/head/b": {"l2": 0.0},
+            "activation_grad/head": {"mean": 0.5, "rms": 0.6, "l2": 1.2},
+            "activation_grad/head#2": {"mean": second, "rms": 0.6, "l2": 1.2},
+            "param_grad/head/w": {"l2": 1.0, "zeros": 0},
+            "param_grad/head/b": {"l2": 0.0, "zeros": 1},
+        }
+        found += watch.recorded(step, stats, {"head/w": False, "head/b": True})
+    assert [alarm.key for alarm in found] == ([] if second == -0.5 else ["param/head/b"])
+
+
 def test_units_die_again_only_after_they_were_alive_again() -> None:
     def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
         if step >= 200:
