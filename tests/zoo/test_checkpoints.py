@@ -254,7 +254,7 @@ def test_another_head_is_no_state_that_lacks(folder: Path) -> None:
     with pytest.raises(DumpError, match="has shape") as refused:
         variables(folder / "saved.eqx")
     assert "state" not in str(refused.value.hint)
-    assert "--keep-init) where a file has names" in str(refused.value.hint)
+    assert "--keep-init) where gradscope reads the file by its names" in str(refused.value.hint)
 
 
 FUNCTIONS = f"""{STATEFUL}

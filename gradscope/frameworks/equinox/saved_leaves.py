@@ -56,11 +56,6 @@ class EquinoxFormat:
                     "if the file has more than the model, such as an optimizer's state, save the model first, or alone"
                 )
             return "if the file has a model and its state, name the pair that eqx.nn.make_with_state(...)(...) returns"
-        if saved == whole:
-            return (
-                "a new head and the like stay as init makes them (--keep-init) where a file has names: read this one "
-                "into a module of its own shapes, and save that as .npz, by the names of its leaves"
-            )
         return None
 
     @property
