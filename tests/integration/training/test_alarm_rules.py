@@ -299,6 +299,23 @@ def test_the_bias_of_a_head_of_which_the_loss_takes_differences_alone_is_not_stu
     assert [alarm.key for alarm in found] == ([] if second == -0.5 else ["param/head/b"])
 
 
+@pytest.mark.parametrize("sent", [SIZE // 20, SIZE // 5], ids=["few", "many"])
+def test_units_are_not_dead_where_the_loss_sends_few_gradients_back(sent: int) -> None:
+    def most_margins_are_kept(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        if step >= 200:
+            stats["param_grad/second/w"]["zeros"] = 3 * SIZE // 4
+            stats["activation_grad/last"]["zeros"] = SIZE - sent
+
+    sizes = dict.fromkeys(["param_grad/second/w", "param_grad/last/w", "activation_grad/last"], SIZE)
+    watch, found = AlarmWatch(sizes), []
+    for step in range(0, 400, EVERY):
+        stats: Stats = {key: {"l2": 0.3, "rms": 0.3 / SIZE**0.5, "zeros": 0} for key in sizes}
+        most_margins_are_kept(step, {}, stats, {})
+        found += watch.recorded(step, stats, {})
+        watch = again(watch, sizes, step)
+    assert [alarm.key for alarm in found] == ([] if sent < SIZE / 8 else ["param_grad/second/w"])
+
+
 def test_units_die_again_only_after_they_were_alive_again() -> None:
     def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
         if step >= 200:
