@@ -176,7 +176,7 @@ class TensorRules:
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
 
     def _is_quiet(self, stats: Statistics) -> bool:
-        """Returns whether the loss sends far fewer gradients back than before, as a hinge whose margins are mostly kept.
+        """Returns whether the loss sends far fewer gradients back than before, as a hinge with most margins kept.
 
         A unit without a gradient is not dead then: no example may have one that meets it.
         """
