@@ -150,7 +150,7 @@ def _require_no_map(checkpoint: CheckpointRequest) -> None:
     if checkpoint.has_rules or checkpoint.keep_init:
         raise UsageError(
             f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
-            hint="leave --map-keys, --map and --keep-init out",
+            hint="leave --map-keys, --map and --keep-init out, or save the module as .npz, by the names of its leaves",
         )
 
 

@@ -40,12 +40,13 @@ class EquinoxFormat:
         """Returns what to do about a file of a model with state that was saved without it, or of one that has more."""
         stateful = isinstance(self.module, tuple)
         own = self.without_state
-        if stateful and saved == own:
+        whole = sum(map(_is_saved, jax.tree_util.tree_leaves(self.module)))
+        if stateful and saved == own < whole:
             return (
                 f"the file has the {own} tensors of the model and none of its state: save the pair, "
                 "eqx.tree_serialise_leaves(FILE, (model, state))"
             )
-        if saved > sum(map(_is_saved, jax.tree_util.tree_leaves(self.module))) and stateful:
+        if saved > whole and stateful:
             return (
                 "if the file has more than the pair, such as an optimizer's state, save (model, state) first, or alone"
             )

@@ -121,7 +121,9 @@ RULES: Final = (
         formula="its bytes are the same after the step, or its statistics those of the recorded step before, at 3 "
         "recorded steps in a row; where others move, and neither its gradient nor the rate is 0, 20 steps later, as it "
         "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
-        "the optimizer never made an update of its gradient, while others move",
+        "the optimizer never made an update of its gradient, while others move; nor where loss and gradients are 0, as "
+        "of margins that are all kept, nor of one number to whose layer the gradients add up to 0, as the bias of a "
+        "score whose differences alone count",
         families=(naming.PARAM,),
         remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
         "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",
@@ -148,7 +150,8 @@ RULES: Final = (
         name="dying",
         sentence="More and more units of a layer get no gradient.",
         formula="share of exact zeros in a parameter's gradient, which is that of its dead units: above 1/2 at 3 "
-        "recorded steps in a row, and below 1/4 before",
+        "recorded steps in a row, and below 1/4 before; not where of the gradients of the last layer's outputs fewer "
+        "than 1/8 of the most before are not zero, or loss and gradients are 0, as of margins that are kept",
         families=(naming.PARAM_GRAD,),
         remedy="Lower the learning rate, or warm it up: a large step makes biases so negative that a ReLU is zero "
         "for all inputs. Use a function that passes a gradient below zero.",

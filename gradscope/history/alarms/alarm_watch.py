@@ -74,6 +74,7 @@ class AlarmWatch:
     ) -> None:
         self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
+        self._is_solved = False
         self._logarithms: dict[str, deque[float]] = {}
         self._tensors = TensorRules(sizes, unreached, affine)
         self._divergence = Divergence()
@@ -86,6 +87,8 @@ class AlarmWatch:
             number: The step.
             numbers: Its numbers by the columns of `steps`, as far as they are known; in the order of the steps.
         """
+        # Of a hinge whose margins are all kept, no unit is dead for having no gradient, and no parameter is stuck.
+        self._is_solved = numbers.get("loss") == 0 and numbers.get("grad_norm") == 0
         found = self.diverging(number, numbers)
         unbounded = self._descent.step(number, numbers)
         found += [] if unbounded is None else [unbounded]
@@ -157,7 +160,8 @@ class AlarmWatch:
         """
         self._divergence.recorded(update_direction(stats))
         # Numbers that are not finite are the fault: a parameter that is NaN stays, and a rectifier of NaN is dead.
-        of_tensors = () if self._is_nonfinite(stats) else self._tensors.alarms(number, stats, unchanged, rate)
+        tells = not (self._is_solved or self._is_nonfinite(stats))
+        of_tensors = self._tensors.alarms(number, stats, unchanged, rate) if tells else ()
         found = [self._after_update(alarm) for alarm in of_tensors]
         for key, each in stats.items():
             logarithm = _logarithm(each)

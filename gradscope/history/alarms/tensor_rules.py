@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -20,6 +21,8 @@ from gradscope.history.history_rows import Alarm
 #: A share of dead units is rising past half where it was below `_ALIVE` before.
 _DEAD: Final = 0.5
 _ALIVE: Final = 0.25
+#: The share of the gradients that the loss sent back below which it sends few back.
+_QUIET: Final = 1 / 8
 
 #: The update of a parameter over the parameter, and recorded steps in a row that it has to be outside.
 _LEAST_RATIO: Final = 1e-7
@@ -42,8 +45,15 @@ _FEWEST_LAYERS: Final = 4
 #: An update is the gradient itself where their statistics differ by no more, as where it is a difference of parameters.
 _SAME: Final = 1e-3
 
+#: What a layer's name ends with that is called again, and which share of gradients rounding leaves where they cancel.
+_CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
+_CANCELS: Final = 1e-5
+
 #: What a ratio that is too small says where all of them always were.
-_NEVER_MOVED: Final = "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+_NEVER_MOVED: Final = (
+    "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a clip leaves too "
+    "little of the gradients"
+)
 
 
 class TensorRules:
@@ -62,6 +72,7 @@ class TensorRules:
         self._stuck = StuckParameters(unreached)
         self._reset = ResetOptimizer()
         self._least_dead: dict[str, float] = {}
+        self._most_alive = 0.0
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
         self._moved = False
@@ -82,6 +93,7 @@ class TensorRules:
             rate: The learning rate; None where it is not known.
         """
         on_purpose = {name for name, why in self._unreached.items() if why.endswith((STOPPED, AS_DATA))}
+        on_purpose |= self._cancelled(stats)
         trained = {key: each for key, each in stats.items() if naming.split_key(key)[1] not in on_purpose}
         own = {name: each for name, each in unchanged.items() if name not in on_purpose}
         yield from self._stuck.alarms(number, trained, own, rate)
@@ -100,6 +112,7 @@ class TensorRules:
         """Returns everything that they remember."""
         return {
             "least_dead": self._least_dead,
+            "most_alive": self._most_alive,
             "ratios": {key: list(each) for key, each in self._ratios.items()},
             "from_zero": sorted(self._from_zero),
             "moved": self._moved,
@@ -114,6 +127,7 @@ class TensorRules:
         self._least_dead = dict(found["least_dead"])
         self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
         # A state of an older gradscope has none of these.
+        self._most_alive = found.get("most_alive", 0.0)
         self._from_zero, self._moved = set(found.get("from_zero", ())), found.get("moved", True)
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
         self._streaks |= {name: Streak(dict(each)) for name, each in found["streaks"].items()}
@@ -122,6 +136,25 @@ class TensorRules:
         if "reset" in found:
             self._reset.restore(found["reset"])
 
+    def _cancelled(self, stats: Statistics) -> set[str]:
+        """Returns the parameters of one element whose gradient is zero because what comes back to their layer cancels.
+
+        Such is the bias of a head of which the loss takes differences alone. A bias that is masked has a layer whose
+        gradients do not add up to zero.
+        """
+        alone = {name.rpartition("/")[0]: name for key, each in stats.items()
+                 for family, name in [naming.split_key(key)]
+                 if family == naming.PARAM_GRAD and self._sizes.get(key) == 1 and each.get("l2") == 0}  # fmt: skip
+        sums = dict.fromkeys(alone, (0.0, 0.0))
+        for key, each in stats.items() if alone else ():
+            family, name = naming.split_key(key)
+            layer, mean, rms = _CALL.sub("", name), each.get("mean"), each.get("rms")
+            if family == naming.ACTIVATION_GRAD and layer in sums and mean is not None and rms is not None:
+                total, scale = sums[layer]
+                size = self._sizes.get(key, 0)
+                sums[layer] = total + mean * size, scale + rms * size
+        return {alone[layer] for layer, (total, scale) in sums.items() if scale and abs(total) <= _CANCELS * scale}
+
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {
             key: zeros / self._sizes[key]
@@ -129,6 +162,8 @@ class TensorRules:
             if naming.split_key(key)[0] == naming.PARAM_GRAD and (zeros := each.get("zeros")) is not None
             and self._sizes.get(key)
         }  # fmt: skip
+        if self._is_quiet(stats):
+            return
         self._least_dead |= {key: min(share, self._least_dead.get(key, 1.0)) for key, share in shares.items()}
         dead = {key: share > _DEAD and self._least_dead[key] < _ALIVE for key, share in shares.items()}
         keys = self._streaks["dying"].reached(dead, IN_A_ROW)
@@ -139,6 +174,23 @@ class TensorRules:
             # Only what is alive again can die again: a share may go up and down about the limit.
             self._least_dead |= {each: shares[each] for each in keys}
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
+
+    def _is_quiet(self, stats: Statistics) -> bool:
+        """Returns whether the loss sends far fewer gradients back than before, as a hinge with most margins kept.
+
+        A unit without a gradient is not dead then: no example may have one that meets it.
+        """
+        names = {key: naming.split_key(key) for key in stats}
+        layers = {name.rpartition("/")[0] for family, name in names.values() if family == naming.PARAM_GRAD}
+        zeros = [(each["zeros"], size) for key, each in stats.items()
+                 if names[key][0] == naming.ACTIVATION_GRAD and _CALL.sub("", names[key][1]) in layers
+                 and each.get("zeros") is not None and (size := self._sizes.get(key))]  # fmt: skip
+        if not zeros:
+            return False
+        number, size = zeros[-1]
+        alive = 1 - (number or 0) / size
+        self._most_alive = max(alive, self._most_alive)
+        return alive < _QUIET * self._most_alive
 
     def _raw_gradient(self, stats: Statistics) -> Iterable[Alarm]:
         updates = {key: each for key, each in stats.items()

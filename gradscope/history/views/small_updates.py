@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from gradscope import naming
+from gradscope.history.database.tensor_series import TensorSeries
 from gradscope.history.history_reader import History
 
 #: All steps together move the parameters by less than this share.
@@ -22,6 +24,8 @@ _DECAY: Final = 0.999
 _FEWEST: Final = 5
 _SAME: Final = 1e-3
 _OTHER: Final = 0.05
+#: The family of Adam's second moment.
+_MOMENT: Final = "slot/nu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,8 @@ class SmallUpdates:
     """`SmallUpdates` are updates that hardly move the parameters of a run.
 
     Attributes:
-        moved: By how much all steps together move the parameters, over their norm, as by the largest recorded update.
+        moved: By how much all steps together move the parameters that a gradient reaches, over their norm, as by the
+            largest recorded update.
         second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`, also when its
             start at zero is made up for; else None.
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
@@ -57,15 +62,19 @@ def small_updates(
     Raises:
         DumpError: The history is damaged.
     """
-    updates, params = steps["update_norm"], steps["param_norm"]
+    norms = history.columns(("l2",))
+    gradients = _series(history, norms, naming.PARAM_GRAD, "l2")
+    reached = frozenset(name for name, l2 in gradients.items() if l2[-1] > 0)
+    updates = _norm_of(reached, _series(history, norms, naming.UPDATE, "l2"), steps["update_norm"])
+    params = _norm_of(reached, _series(history, norms, naming.PARAM, "l2"), steps["param_norm"])
     known = np.isfinite(updates) & (params > 0)
     if not known.any() or not len(losses["step"]):
         return None
     moved = float((updates[known] / params[known]).max() * len(losses["step"]))
-    infinite = _is_infinite(history)
+    infinite = _is_infinite(history, reached)
     if not (moved > 0 or infinite) or moved >= _HARDLY:
         return None
-    moment, begun = _second_moment(history), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
+    moment, begun = _second_moment(history, reached), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
     return SmallUpdates(
         moved=moved,
         second_moment=moment if moment is not None and moment < EPSILON * begun else None,
@@ -80,19 +89,35 @@ def _spread(norms: np.ndarray) -> float:
     return float((finite.max() - finite.min()) / finite.max()) if finite.size and finite.max() > 0 else 0.0
 
 
-def _second_moment(history: History) -> float | None:
+def _second_moment(history: History, reached: Collection[str]) -> float | None:
     """Returns the root of the mean of `nu` at the last recorded step, the median over the parameters."""
-    last = _last_of_moment(history, "mean")
+    last = _last_of_moment(history, reached, "mean")
     return float(np.sqrt(np.median(last))) if last and min(last) >= 0 else None
 
 
-def _is_infinite(history: History) -> bool:
+def _is_infinite(history: History, reached: Collection[str]) -> bool:
     """Returns whether `nu` has an infinity at the last recorded step, for most parameters."""
-    last = _last_of_moment(history, "inf")
+    last = _last_of_moment(history, reached, "inf")
     return bool(last) and float(np.median([each > 0 for each in last])) == 1.0
 
 
-def _last_of_moment(history: History, column: str) -> list[float]:
-    numbers = [number for number, tensor in history.tensors.items() if tensor.family == "slot/nu"]
-    columns = history.columns((column,)) if numbers else {}
-    return [float(columns[number][column][-1]) for number in numbers if number in columns]
+def _last_of_moment(history: History, reached: Collection[str], column: str) -> list[float]:
+    """Returns a column of `nu` at the last recorded step, of what a gradient reaches, or of all where that is none."""
+    if all(tensor.family != _MOMENT for tensor in history.tensors.values()):
+        return []
+    moments = _series(history, history.columns((column,)), _MOMENT, column)
+    return [float(each[-1]) for name, each in moments.items() if not reached or name in reached]
+
+
+def _norm_of(reached: Collection[str], norms: Mapping[str, np.ndarray], whole: np.ndarray) -> np.ndarray:
+    """Returns a family's norms at the recorded steps without what no gradient reaches, where there is such."""
+    of_reached = [each for name, each in norms.items() if name in reached]
+    if not of_reached or len(of_reached) == len(norms) or {each.shape for each in of_reached} != {whole.shape}:
+        return whole
+    return np.sqrt(np.square(of_reached).sum(axis=0))
+
+
+def _series(history: History, columns: TensorSeries, family: str, column: str) -> dict[str, np.ndarray]:
+    """Returns a column of the tensors of a family over the recorded steps, by name."""
+    named = {number: tensor.name for number, tensor in history.tensors.items() if tensor.family == family}
+    return {name: columns[number][column] for number, name in named.items() if number in columns}

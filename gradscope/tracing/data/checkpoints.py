@@ -82,7 +82,10 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         found = _without_bare_keys(found, leaves, tensors)
         reshaped = but_for_axes_of_one(found, leaves, tensors)
         tensors |= reshaped
-        file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found)
+        whole = _in_order(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
+        of_kept = frozenset(name for path, name in zip(full, whole.names, strict=True) if path in kept and name)
+        file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found,
+                     kept=of_kept - {*found.names} if kept else None)  # fmt: skip
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if kept or None in found.names else []
         arrays = [
@@ -107,12 +110,14 @@ class _File:
         tensors: Its tensors, renamed.
         variables: The model's variables by path.
         found: Where they are.
+        kept: The names of the tensors that variables have which are not read; None where all are.
     """
 
     path: Path
     tensors: Mapping[str, SavedTensor]
     variables: Mapping[str, Leaf]
     found: Matches
+    kept: frozenset[str] | None
 
     def axes(self) -> dict[str, Axes]:
         """Returns the order of axes of each variable that the file has.
@@ -166,14 +171,15 @@ class _File:
             path: self.tensors[name].in_order(axes[path]) if path in axes else self.tensors[name]
             for path, name in self._names.items()
         }
-        extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
+        extra = {name: self.tensors[name] for name in self._left}
         absent = self._absent
         if any(mismatches({path: each for path, each in needed.items() if self._within(path) not in absent}, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
             ruled = any(each.origin != name for name, each in self.tensors.items())
-            unmatched = Unmatched(lacking=lacking, extra=extra, prefix=self._prefix(), ruled=ruled)
+            unmatched = Unmatched(lacking=lacking, extra=extra, prefix=self._prefix(), ruled=ruled,
+                                  keeps=self.kept is not None)  # fmt: skip
             if fits:
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
                 raise self._refused("; ".join(problems), hint)
@@ -189,8 +195,7 @@ class _File:
                          if leaf.family == naming.STATE and not _is_random_key(leaf))  # fmt: skip
         found = set(map(self._within, self._names))
         lacks = any(path not in self._names for path, leaf in self.variables.items() if leaf.family != naming.STATE)
-        left = self.tensors.keys() - self._names.values()
-        if lacks or any(self.tensors[name].shape and not is_of_optimizer(name) for name in left):
+        if lacks or any(self.tensors[name].shape and not is_of_optimizer(name) for name in self._left):
             return {}
         return {collection: count for collection, count in counts.items() if collection not in found}
 
@@ -212,7 +217,8 @@ class _File:
 
     def _foreign(self, count: int, problems: Sequence[str], hint: str) -> DumpError:
         """Returns the error of a file without any variable of the model."""
-        found = f"of the {count:,} variables of this model it has none"
+        which = "of this model" if self.kept is None else "that are read"
+        found = f"of the {count:,} variables {which} it has none"
         text = f"{printable(str(self.path))} is of another model, or has other names: {found}"
         return DumpError("\n  ".join([text, *problems]), hint=hint)
 
@@ -223,6 +229,12 @@ class _File:
     def _names(self) -> dict[str, str]:
         """The file's names of the variables that it has, by path."""
         return {path: name for path, name in zip(self.variables, self.found.names, strict=True) if name is not None}
+
+    @property
+    def _left(self) -> list[str]:
+        """The names of the tensors that no variable of the model has, whether it is read or not."""
+        taken = {*self._names.values(), *(self.kept or ())}
+        return [name for name in self.tensors if name not in taken]
 
     @property
     def _stored(self) -> dict[str, Stored]:

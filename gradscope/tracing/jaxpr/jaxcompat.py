@@ -244,9 +244,8 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, .
     """Returns the open jaxpr of a function of arguments or shapes, its constants, and the output's shapes and types."""
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
     jaxpr, constants = opened(closed)
-    # Arrays of a jaxpr would be kept as long as that is.
     without = cast("Any", jaxpr).with_consts([None] * len(constants)) if getattr(jaxpr, "consts", ()) else jaxpr
-    return without, constants, out_shape
+    return without, constants, out_shape  # a trace is kept, and its jaxpr with it, but no arrays
 
 
 def bind(equation: Equation, values: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from zipfile import BadZipFile
 
 import jax.numpy as jnp
@@ -24,6 +24,12 @@ from gradscope.tracing.loading.model import Restored
 
 #: The errors that the frameworks raise for a file that does not fit.
 _LOADING_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, OSError, EOFError, BadZipFile)
+
+#: What to do about a file that has as many tensors as a module, and other shapes.
+_OTHER_SHAPES: Final = (
+    "a new head and the like stay as init makes them (--keep-init) where gradscope reads the file by its names: read "
+    "this one into a module of its own shapes, and save that as .npz, by the names of its variables"
+)
 
 
 def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Restored | None:
@@ -56,7 +62,7 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
         if places:
             note = _note(checkpoint, len(expected), len(saved), places)
             return Restored(value=own.restore(places[0]), notes=(note,))
-        hint = own.hint(len(saved))
+        hint = own.hint(len(saved)) or (_OTHER_SHAPES if len(saved) == len(expected) else None)
     except _LOADING_ERRORS as error:
         problems = [str(error)]
     raise DumpError(

@@ -268,6 +268,54 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.3], ids=["solved", "not solved"])
+def test_where_the_loss_is_zero_and_all_gradients_are_no_unit_has_died_and_nothing_is_stuck(loss: float) -> None:
+    def all_margins_are_kept(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        if step >= 100 and step % 100 < 90:
+            numbers |= {"loss": loss, "grad_norm": 0.0, "update_norm": 0.0}
+            unchanged |= dict.fromkeys(unchanged, True)
+            for layer in LAYERS:
+                stats[f"param_grad/{layer}"] |= {"l2": 0.0, "rms": 0.0, "zeros": SIZE}
+                stats[f"update/{layer}"] |= {"l2": 0.0, "rms": 0.0, "ratio": 0.0}
+
+    rules = {alarm.rule for alarm in watched(Training(5), all_margins_are_kept) if not alarm.rule.endswith("-spike")}
+    assert rules == (set() if loss == 0 else {"dying", "stuck"})
+
+
+@pytest.mark.parametrize("second", [-0.5, 0.4], ids=["cancels", "is masked"])
+def test_the_bias_of_a_head_of_which_the_loss_takes_differences_alone_is_not_stuck(second: float) -> None:
+    sizes = {"param_grad/head/w": 8, "param_grad/head/b": 1, "activation_grad/head": 4, "activation_grad/head#2": 4}
+    watch, found = AlarmWatch(sizes), []
+    for step in range(8):
+        stats: Stats = {
+            "param/head/w": {"l2": 2.0 + step},
+            "param/head/b": {"l2": 0.0},
+            "activation_grad/head": {"mean": 0.5, "rms": 0.6, "l2": 1.2},
+            "activation_grad/head#2": {"mean": second, "rms": 0.6, "l2": 1.2},
+            "param_grad/head/w": {"l2": 1.0, "zeros": 0},
+            "param_grad/head/b": {"l2": 0.0, "zeros": 1},
+        }
+        found += watch.recorded(step, stats, {"head/w": False, "head/b": True})
+    assert [alarm.key for alarm in found] == ([] if second == -0.5 else ["param/head/b"])
+
+
+@pytest.mark.parametrize("sent", [SIZE // 20, SIZE // 5], ids=["few", "many"])
+def test_units_are_not_dead_where_the_loss_sends_few_gradients_back(sent: int) -> None:
+    def most_margins_are_kept(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        if step >= 200:
+            stats["param_grad/second/w"]["zeros"] = 3 * SIZE // 4
+            stats["activation_grad/last"]["zeros"] = SIZE - sent
+
+    sizes = dict.fromkeys(["param_grad/second/w", "param_grad/last/w", "activation_grad/last"], SIZE)
+    watch, found = AlarmWatch(sizes), []
+    for step in range(0, 400, EVERY):
+        stats: Stats = {key: {"l2": 0.3, "rms": 0.3 / SIZE**0.5, "zeros": 0} for key in sizes}
+        most_margins_are_kept(step, {}, stats, {})
+        found += watch.recorded(step, stats, {})
+        watch = again(watch, sizes, step)
+    assert [alarm.key for alarm in found] == ([] if sent < SIZE / 8 else ["param_grad/second/w"])
+
+
 def test_units_die_again_only_after_they_were_alive_again() -> None:
     def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
         if step >= 200:
@@ -758,7 +806,8 @@ def test_a_learning_rate_that_is_too_small_from_the_start_is_named_and_the_end_o
     (alarm,) = watched(Training(2), small)
     assert (alarm.rule, alarm.step) == ("update-ratio", 45)
     assert alarm.why.endswith(
-        "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+        "; none that does not begin at zero was ever changed by more: the learning rate is too small, or a "
+        "clip leaves too little of the gradients"
     )
     assert watched(Training(2), partial(small, begin=300)) == []
 

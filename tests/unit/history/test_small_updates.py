@@ -24,12 +24,20 @@ def read(
     slope: float = 0.0,
     gradients: float = 1.0,
     infinite: int = 0,
+    frozen: int = 0,
+    of_frozen: float = 0.5,
     steps: int = 20,
 ) -> Learning:
     """What a run says whose loss is level but for a slope, whose updates have a size, and Adam's `nu` a mean."""
     noise = np.random.default_rng(0)
     with HistoryWriter(folder, from_step=0, facts={}) as history:
-        history.describe({}, [TensorRow(family="slot/nu", name=name) for name in "ab"])
+        kept = [f"frozen{at}" for at in range(frozen)]
+        rows = [TensorRow(family="slot/nu", name=name) for name in [*"ab", *kept]]
+        rows += [TensorRow(family="param_grad", name=name) for name in "ab"]
+        families = ("param", "update")
+        history.describe(
+            {}, [*rows, *(TensorRow(family=each, name=name) for each in families for name in [*"ab", *kept])]
+        )
         for step in range(steps):
             gradient, size = float(noise.uniform(1, 2)), float(noise.uniform(0.5, 1)) if varied else 1.0
             numbers: dict[str, Any] = {
@@ -39,6 +47,13 @@ def read(
             stats: dict[str, dict[str, float | int | None]] = {
                 f"slot/nu/{name}": {"mean": nu, "inf": infinite} for name in "ab"
             }
+            stats |= {f"slot/nu/{name}": {"mean": 0.0, "inf": 0} for name in kept}
+            stats |= {f"param_grad/{name}": {"l2": gradients * gradient} for name in "ab"}
+            own = (1 - of_frozen**2) ** 0.5 if kept else 1.0
+            stats |= {f"param/{name}": {"l2": own / 2**0.5} for name in "ab"}
+            stats |= {f"param/{name}": {"l2": of_frozen / len(kept) ** 0.5} for name in kept}
+            stats |= {f"update/{name}": {"l2": update * size / 2**0.5} for name in "ab"}
+            stats |= {f"update/{name}": {"l2": 0.0} for name in kept}
             record = StepRecord(numbers=numbers, stats=stats)
             history.write(lambda record=record: record)
     with History(folder) as history:
@@ -51,6 +66,13 @@ def read(
         ({}, "as by a learning rate that is too small"),
         ({"nu": 1e-20}, "`nu` is 1e-10, below the epsilon of 1e-08"),
         ({"nu": 4e-17}, "as by a learning rate that is too small"),  # of gradients of 4.5e-8, as it begins at zero
+        ({"frozen": 5}, "as by a learning rate that is too small"),
+        ({"nu": 1e-20, "frozen": 5}, "`nu` is 1e-10, below the epsilon of 1e-08"),
+        ({"update": 1e-3, "frozen": 5}, "as by a learning rate that is too small"),
+        (
+            {"update": 1e-3, "frozen": 5, "of_frozen": 0.999},
+            "",
+        ),  # of the parameters that are trained, half by all steps
         ({"nu": 0.0}, "`nu` is 0, below the epsilon of 1e-08"),
         ({"nu": 0.0, "gradients": 0.0}, "every gradient is exactly zero"),
         ({"nu": np.nan, "infinite": 4}, "`nu` is infinite"),

@@ -44,12 +44,14 @@ class Unmatched:
         extra: The file's tensors that are no variable, by name.
         prefix: How the names of all variables begin that were found: `module.`.
         ruled: Whether the user's rules have renamed the tensors.
+        keeps: Whether the user keeps variables as `init` makes them, which are no part of either.
     """
 
     lacking: Mapping[str, Described]
     extra: Mapping[str, Described]
     prefix: str = ""
     ruled: bool = False
+    keeps: bool = False
 
 
 def key_map_hint(unmatched: Unmatched) -> str:
@@ -135,7 +137,8 @@ def other_hint(
     patterns = patterns_of(others, fitting)
     if len(others) <= len(fitting) and len(patterns) <= _MOST_PATTERNS:
         options = " ".join(f"--keep-init {shlex.quote(printable(each))}" for each in patterns)
-        hints.append(f"a new head and the like stay as init makes them with {options}")
+        which, too = ("others", ", too") if unmatched.keeps else ("a new head and the like", "")
+        hints.append(f"{which} stay as init makes them with {options}{too}")
     return "\n".join(hints) or None
 
 

@@ -24,10 +24,10 @@ MADE: dict[str, Any] = {
 OTHER_HEAD = {"head/bias": np.ones(9, np.float32), "head/kernel": np.ones((3, 9), np.float32)}
 
 
-def load(path: Path, saved: dict[str, np.ndarray], *keep: str) -> Checkpoint:
+def load(path: Path, saved: dict[str, np.ndarray], *keep: str, made: dict[str, Any] = MADE) -> Checkpoint:
     np.savez(path / "saved.npz", **saved)
     request = CheckpointRequest(path=path / "saved.npz", keep_init=tuple(map(Pattern.parse, keep)))
-    return variables_from_file(request, jax.eval_shape(lambda: MADE), lambda: MADE)
+    return variables_from_file(request, jax.eval_shape(lambda: made), lambda: made)
 
 
 @pytest.mark.parametrize("saved", [BACKBONE, BACKBONE | OTHER_HEAD], ids=["without a head", "with another head"])
@@ -54,6 +54,23 @@ def test_it_is_not_proposed_where_most_is_of_another_model(tmp_path: Path) -> No
     with pytest.raises(DumpError) as error:
         load(tmp_path, {"backbone/block1/kernel": np.ones((3, 3), np.float32)})
     assert "--keep-init" not in str(error.value.hint)
+
+
+def test_running_statistics_may_be_missing_beside_a_kept_head(tmp_path: Path) -> None:
+    made = {**MADE, "batch_stats": {"backbone": {"mean": np.full(3, 4, np.float32)}}}
+    found = load(tmp_path, BACKBONE | OTHER_HEAD, "head/*", made=made)
+    assert found.variables["batch_stats"]["backbone"]["mean"].tolist() == [4, 4, 4]
+    assert "saved.npz has no batch_stats: its one tensor is as init makes them" in found.notes
+
+
+def test_a_tensor_of_a_kept_variable_is_not_one_that_the_model_lacks(tmp_path: Path) -> None:
+    with pytest.raises(DumpError) as error:
+        load(tmp_path, BACKBONE | OTHER_HEAD, "head/kernel")
+    assert str(error.value).endswith("this model: params/head/bias has shape [9], expected [5]")
+    assert error.value.hint == "others stay as init makes them with --keep-init params/head/bias, too"
+    with pytest.raises(DumpError, match=r"of the 2 variables that are read it has none\n  params/head") as error:
+        load(tmp_path, BACKBONE | OTHER_HEAD, "backbone/*")
+    assert "the model has no" not in str(error.value)
 
 
 def test_what_is_lacking_beside_it_is_still_an_error(tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ Scored: TypeAlias = Mapping[str, Array | None]
 #: The values of a query, a key and a value `[examples, positions, features]`, or these packed as one.
 Values: TypeAlias = Sequence[Array]
 
-#: The words of a causal mask, and of what it may be by a mistake.
+#: The words of no mask, of a causal one, and of what it may be by a mistake.
+UNMASKED: Final = "no mask"
 CAUSAL: Final = "a causal mask"
-MISTAKEN_CAUSAL: Final = ("a causal mask without each position itself", "a mask of later positions alone")
+MISTAKEN_CAUSAL: Final = (
+    "a causal mask without each position itself",
+    "a causal mask that shows the next position, too",
+    "a mask of later positions alone",
+)
 
 #: What a field of an attention means where that of another one has another value.
 _WORDS: Final[Mapping[str, Mapping[object, str]]] = {
@@ -38,6 +43,7 @@ _WORDS: Final[Mapping[str, Mapping[object, str]]] = {
     "dealt": {True: "features dealt out to the heads in turn", False: "the features of each head side by side"},
     "tiled": {True: "the heads of keys repeated in turn", False: "each head of keys repeated"},
     "over_queries": {True: "a softmax over the queries", False: "a softmax over the keys"},
+    "masks_shares": {True: "its mask behind the softmax", False: "its mask before the softmax"},
     "merged": {
         "": "heads merged side by side",
         "unmoved": "heads merged without a transpose",
@@ -60,6 +66,7 @@ class Attention(NamedTuple):
         dealt: Whether the features of a head are one in so many as there are heads, and not side by side.
         tiled: Whether fewer heads of keys and values are repeated in turn, and not each of them.
         over_queries: Whether shares of the queries add up to one, and not those of the keys.
+        masks_shares: Whether the mask makes shares zero, which then do not add up to one, and does not change scores.
         merged: How heads are merged: one behind the other (""), without moving them behind the positions ("unmoved"),
             or feature by feature ("dealt").
     """
@@ -74,6 +81,7 @@ class Attention(NamedTuple):
     dealt: bool = False
     tiled: bool = False
     over_queries: bool = False
+    masks_shares: bool = False
     merged: str = ""
 
     def of(self, values: Values, masks: Scored, biases: Scored, queries: Array | None = None) -> Array | None:
@@ -97,11 +105,13 @@ class Attention(NamedTuple):
             if bias.ndim > 2 and bias.shape[-3] not in (1, self.heads):
                 return None
             scores = scores + _of_rows(bias, rows)[: scores.shape[0]]
-        if mask is not None:
-            scores = np.where(_of_rows(mask, rows)[: scores.shape[0]], scores, _MASKED)
+        shown = None if mask is None else _of_rows(mask, rows)[: scores.shape[0]]
+        if shown is not None and not self.masks_shares:
+            scores = np.where(shown, scores, _MASKED)
         axis = -2 if self.over_queries else -1
         weights = np.exp(scores - scores.max(axis, keepdims=True))
-        read = weights / weights.sum(axis, keepdims=True) @ value
+        shares = weights / weights.sum(axis, keepdims=True)
+        read = (shares if shown is None or not self.masks_shares else shares * shown) @ value
         moved = {"": (0, 2, 1, 3), "dealt": (0, 2, 3, 1), "unmoved": (0, 1, 2, 3)}[self.merged]
         merged = read.transpose(moved).reshape(len(read), len(rows), -1)
         return merged if queries is None or self.is_by_rows else merged[:, queries]
@@ -134,6 +144,8 @@ class Attention(NamedTuple):
                 yield other
         if self.mask == CAUSAL:
             yield from (self._replace(mask=mask) for mask in MISTAKEN_CAUSAL)
+        if self.mask != UNMASKED:
+            yield self._replace(masks_shares=True)
         if self.rotary is not None:
             yield from (self._replace(rotary=rotary) for rotary in self.rotary.mistaken())
 

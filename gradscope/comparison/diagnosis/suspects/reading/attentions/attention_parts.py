@@ -13,7 +13,12 @@ from itertools import permutations
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import CAUSAL, MISTAKEN_CAUSAL, Scored
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
+    CAUSAL,
+    MISTAKEN_CAUSAL,
+    UNMASKED,
+    Scored,
+)
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from gradscope.naming import printable, split_key
 
@@ -179,9 +184,10 @@ def masks_of(examples: int, queries: int, keys: int, given: Mapping[str, Array])
         given: Inputs that may be masks, by keys.
     """
     everywhere = np.ones((queries, keys), np.bool_)
-    causal, before, after = np.tril(everywhere), np.tril(everywhere, -1), np.triu(everywhere)
-    mistaken = dict(zip(MISTAKEN_CAUSAL, (before, after), strict=True))
-    found: dict[str, Array | None] = {"no mask": None, CAUSAL: causal, **mistaken}
+    causal = np.tril(everywhere)
+    of_mistakes = (np.tril(everywhere, -1), np.tril(everywhere, 1), np.triu(everywhere))
+    mistaken = dict(zip(MISTAKEN_CAUSAL, of_mistakes, strict=True))
+    found: dict[str, Array | None] = {UNMASKED: None, CAUSAL: causal, **mistaken}
     for key, array in given.items():
         is_mask = array.shape == (examples, keys) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
         if is_mask:

@@ -42,7 +42,11 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         scale = 1.0 if fault == "scale" else 1 / math.sqrt(FEATURES / heads)
         mask = batch["mask"] == (0 if fault == "mask" else 1)
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
+        if fault == "behind":
+            scores = scale * jnp.einsum("bqhd,bkhd->bhqk", q, k)
         shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
+        if fault == "behind":
+            shares = jnp.where(mask[:, None, None, :], shares, 0)
         read = jnp.einsum("bhqk,bkhd->bhqd", shares, v)
         if fault == "added":
             read = read + 0.1 * v.swapaxes(1, 2)
@@ -63,6 +67,7 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         ("scale", "scores times 0.58", "scores times 1.0"),
         ("mask", "`mask` as the mask", "the inverse of `mask` as the mask"),
         ("axis", "a softmax over the keys", "a softmax over the queries"),
+        ("behind", "its mask before the softmax", "its mask behind the softmax"),
         ("merged", "heads merged side by side", "heads merged without a transpose"),
         ("dealt", "the features of each head side by side", "features dealt out to the heads in turn"),
     ],

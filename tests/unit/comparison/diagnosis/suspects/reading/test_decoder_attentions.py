@@ -43,7 +43,7 @@ def _decoder(fault: str = "") -> gs.Dump:
         value = _rotated(value, fault) if fault == "all" else value
         repeat = (lambda x: jnp.tile(x, (1, 1, 2, 1))) if fault == "tiled" else (lambda x: jnp.repeat(x, 2, axis=2))
         scores = jnp.einsum("nqhd,nkhd->nhqk", query, repeat(key)) / WIDTH**0.5
-        mask = np.tril(np.ones((LENGTH, LENGTH), np.bool_), -1 if fault == "before" else 0)
+        mask = np.tril(np.ones((LENGTH, LENGTH), np.bool_), {"before": -1, "next": 1}.get(fault, 0))
         shares = jax.nn.softmax(jnp.where(mask.T if fault == "after" else mask, scores, -1e9))
         x = jnp.einsum("nhqk,nkhd->nqhd", shares, repeat(value)).reshape(batch["x"].shape)
         with jax.named_scope("o"):
@@ -68,6 +68,7 @@ ROTARY = "rotary positions of halves and base 1.0e4"
         ("all", ROTARY, f"{ROTARY}, of values, too"),
         ("tiled", "each head of keys repeated", "the heads of keys repeated in turn"),
         ("before", "a causal mask", "a causal mask without each position itself"),
+        ("next", "a causal mask", "a causal mask that shows the next position, too"),
         ("after", "a causal mask", "a mask of later positions alone"),
     ],
 )
