@@ -34,8 +34,8 @@ COMMANDS = (
 
 #: What every command takes that runs a model or traces it.
 MODEL = (
-    "--seed --batch-size --data --batch-index --checkpoint --map-keys --map --input --loss --train --dtype --x64 "
-    "--matmul-precision"
+    "--seed --batch-size --data --batch-index --checkpoint --map-keys --map --keep-init --input --loss --train --dtype "
+    "--x64 --matmul-precision"
 )
 CHOSEN = "--select --exclude --depth --families"
 #: What every command line documents, by command; `--help` itself aside.
