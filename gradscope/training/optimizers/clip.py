@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from gradscope.errors import UsageError
 from gradscope.typed_arguments import typed
@@ -128,7 +129,7 @@ def _l2(gradient: Any) -> Any:
 
 def _is_traced(limit: Any) -> bool:
     """Returns whether a limit is only known when the step runs, as that of `optax.inject_hyperparams` is."""
-    return isinstance(limit, jax.core.Tracer)
+    return isinstance(limit, Tracer)
 
 
 def _require_positive(name: str, limit: float) -> None:
