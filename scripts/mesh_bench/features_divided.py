@@ -86,6 +86,10 @@ PROGRAMS = {
     "a bias on each device": Program(network("a bias on each device"), "added again", "model"),
     "a residual connection": Program(residual()),
     "a residual on each device": Program(residual(each=True), "added again", "model"),
+    "a residual connection, by operations": Program(residual(), ops=True),
+    "a residual on each device, by operations": Program(residual(each=True), "added again", "model", ops=True),
+    "a bias on each device, by operations": Program(network("a bias on each device"), "added again", "model", ops=True),
+    "terms, by operations": Program(network("terms", vma=False), "terms", "model", ops=True),
     "the loss of a part, of two axes": Program(residual(reduced=False), "not reduced", "data"),
     "summed at the input": Program(network("summed at the input", vma=False), "factor", "model"),
 }

@@ -78,7 +78,7 @@ def _dump_all(folder: Path) -> None:
     init_key, batch_key = jax.random.split(jax.random.key(0))
     arguments = init(init_key), batch(batch_key, EXAMPLES)
     for number, program in enumerate(PROGRAMS.values()):
-        gs.save(_path(folder, number, jax.device_count()), gs.capture(program.loss, *arguments))
+        gs.save(_path(folder, number, jax.device_count()), gs.capture(program.loss, *arguments, ops=program.ops))
 
 
 def write_page(path: Path, found: list[Judged]) -> None:

@@ -16,11 +16,15 @@ WIDTH, HIDDEN, CLASSES, POSITIONS = 16, 32, 8, 64
 
 
 class Program(NamedTuple):
-    """A program, with the kind of fault that it has and the axis of the mesh; "" for a right one."""
+    """A program, with the kind of fault that it has and the axis of the mesh; "" for a right one.
+
+    With `ops` each operation is dumped, as with `--ops`.
+    """
 
     loss: Loss
     kind: str = ""
     axis: str = ""
+    ops: bool = False
 
 
 def mesh(*, two: bool = False) -> Mesh:

@@ -13,9 +13,17 @@ from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.manifest.operation_facts import Collective
 from gradscope.naming import is_gradient
 from gradscope.naming.paths import without_iterations
+from gradscope.primitive_groups import ADDITIONS, COPIES
 
 #: How far a factor may be from a number of devices, relative to it.
 _NEAR: Final = 1e-3
+
+
+#: Collectives that add up what the devices have; a mean divides by their number as well.
+_SUMS: Final = frozenset({"psum", "psum_invariant", "psum_scatter", "reduce_scatter"})
+
+#: Operations of which the sum over devices is that of their operands.
+_ADDING: Final = ADDITIONS | COPIES | {"neg"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,7 @@ class MeshCollectives:
         return next(over_axis(axis, self.passed(row)), None)
 
     def adds_up(self, row: ComparisonRow, axis: str, layers: Iterable[Layer]) -> bool:
-        """Returns whether a collective over an axis is behind a row, and no layer begins in between.
+        """Returns whether a sum over an axis is behind a row, and no layer begins in between; a mean is none.
 
         Args:
             row: The row.
@@ -52,9 +60,37 @@ class MeshCollectives:
             layers: The program's layers; operations do not count.
         """
         behind = next(over_axis(axis, (each for each in self.collectives if each.index > row.index)), None)
-        return behind is not None and not any(
-            row.index < layer.index <= behind.index for layer in layers if not layer.operation
+        # What each device adds before a mean is in that once.
+        return (
+            behind is not None
+            and behind.function == "psum"
+            and not any(row.index < layer.index <= behind.index for layer in layers if not layer.operation)
         )
+
+    def adds_up_at_once(self, name: str, axis: str, layers: Sequence[Layer]) -> bool:
+        """Returns whether all that reads a value adds it up over an axis, behind nothing but additions and copies.
+
+        Args:
+            name: The name of the value.
+            axis: The axis.
+            layers: The program's layers. Only its operations show what reads a value.
+        """
+        operations = [layer for layer in layers if layer.operation]
+        sums = {each.index for each in over_axis(axis, self.collectives) if each.function in _SUMS}
+        waiting, seen = [name], {name}
+        while waiting:
+            value = waiting.pop()
+            readers = [layer for layer in operations if value in layer.inputs]
+            for reader in readers:
+                if reader.index in sums:
+                    continue
+                if reader.primitive not in _ADDING:
+                    return False
+                waiting += [each for each in reader.outputs if each not in seen]
+                seen.update(reader.outputs)
+            if not readers:
+                return False
+        return True
 
     def axes_of(self, factor: float, passed: Sequence[Collective]) -> str:
         """Returns the axes that have as many devices as a factor, or its inverse; of several, those passed last."""

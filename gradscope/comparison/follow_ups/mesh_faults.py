@@ -16,7 +16,7 @@ from gradscope.comparison.follow_ups.mesh_collectives import MeshCollectives, li
 from gradscope.comparison.follow_ups.mesh_fault import LOSS, FaultKind, MeshFault
 from gradscope.comparison.follow_ups.mesh_paths import leading_to_loss
 from gradscope.comparison.follow_ups.mesh_relations import Relation, are_masked_otherwise, factor_between, relation_of
-from gradscope.comparison.follow_ups.mesh_values import axis_values
+from gradscope.comparison.follow_ups.mesh_values import axis_values, terms_read
 from gradscope.comparison.follow_ups.repeated_terms import RepeatedTerm, repeated_parameters, repeated_values
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.by_shards import layout_of
@@ -103,6 +103,10 @@ class _Search:
             return self._of_loss()
         return None if row is None else self._at_row(row)
 
+    def _is_added_up(self, row: ComparisonRow, axis: str) -> bool:
+        """Returns whether operations show that a value is nothing but a term of a sum over an axis."""
+        return self._collectives.adds_up_at_once(row.name, axis, self._dumps.cand.manifest.layers)
+
     def _is_loss_alone(self) -> bool:
         """Returns whether all that differs is the value of the loss, which operations may return."""
         rows, losses = [row for row in self._found.rows if row.status == "different"], self._found.losses
@@ -123,7 +127,9 @@ class _Search:
             return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
         if row.family == ACTIVATION and (pair := self._pair(row)) and are_masked_otherwise(*pair):
             return self._fault("zeros", row, "", None, None)
-        known = self._multiple(row) or self._repeated(row) or self._of_parameter(row)
+        of_terms = (self._repeated(row, axis) for axis in self._mesh if self._is_added_up(row, axis))
+        known = next(filter(None, of_terms), None)
+        known = known or self._multiple(row) or self._repeated(row) or self._of_parameter(row)
         return known or self._fault("values", row, "", None, None)
 
     def _of_parameter(self, row: ComparisonRow) -> MeshFault | None:
@@ -175,7 +181,7 @@ class _Search:
             layout = layout_of(self._dumps.ref, self._dumps.cand, group, ACTIVATION)
             ways = dict.fromkeys(group.axes) if layout is None else dict(zip(group.axes, layout.ways, strict=True))
             axes = [axis for axis, way in ways.items() if way in TERMS and axis in self._mesh]
-            if row.status == "same" and axes:
+            if row.status == "same" and axes and not all(self._is_added_up(row, axis) for axis in axes):
                 return self._fault("terms", row, ",".join(axes), None, None)
         return None
 
@@ -240,22 +246,26 @@ class _Search:
         if row.family != ACTIVATION or (summed and not self._collectives.adds_up(row, summed, layers)):
             return None
         group, pair = self._groups.get(key_of(ACTIVATION, row.name)), self._pair(row)
-        parts = () if group is None else axis_values(self._dumps, group, ACTIVATION)
+        operands = terms_read(self._dumps, self._groups, row.name, summed) if summed else ()
+        parts = () if group is None else axis_values(self._dumps, group, ACTIVATION, operands)
         rests = [np.sum(each.several, axis=0) - each.whole for each in parts if each.axis == summed]
         rests += [] if pair is None or summed else [pair[1] - pair[0]]
         source = self._dumps.ref
         found = (
-            self._added_again(row, chain(repeated_parameters(source, rest), repeated_values(source, row, rest)))
+            self._added_again(row, chain(repeated_parameters(source, rest), repeated_values(source, row, rest)), summed)
             for rest in rests
         )
         return next(filter(None, found), None)
 
-    def _added_again(self, row: ComparisonRow, terms: Iterable[RepeatedTerm]) -> MeshFault | None:
+    def _added_again(self, row: ComparisonRow, terms: Iterable[RepeatedTerm], summed: str = "") -> MeshFault | None:
         """Returns the fault where one of some terms is in a value as many times as there are devices along an axis."""
         if self._devices > 1:  # fewer devices have it several times, too
             return None
         for term in terms:
-            if axis := self._collectives.axes_of(term.more + 1, self._collectives.passed(row)):
+            axis = self._collectives.axes_of(term.more + 1, self._collectives.passed(row))
+            if axis and summed:  # of several axes with as many devices, the one along which it was found
+                axis = summed if self._mesh[summed] == round(term.more + 1) else ""
+            if axis:
                 detail = f"{term.words} {term.more + 1:.4g}"
                 return self._fault("added again", row, axis, None, self._collectives.nearest(row, axis), detail=detail)
         return None

@@ -72,11 +72,16 @@ def _is_near(one: Array, other: Array) -> bool:
 
 def _terms(values: AxisValues) -> Relation | None:
     # What each device adds to its term, as a bias, is the same for all examples.
-    rest = np.sum(values.several, axis=0) - values.whole
-    unequal = not _is_near(values.several[0], values.several[-1])
-    constant = rest if rest.ndim < 2 else rest.mean(axis=tuple(range(rest.ndim - 1)), keepdims=True)
-    scale = np.linalg.norm(values.whole)
-    return Relation(kind="terms") if unequal and np.linalg.norm(rest - constant) <= _NEAR * scale else None
+    total = np.sum(values.several, axis=0)
+    if _is_near(values.several[0], values.several[-1]):
+        return None
+    if total.ndim < 2:  # with what is added to it, a vector may be any other
+        sums = (total, total / len(values.several))
+        return Relation(kind="terms") if any(_is_near(values.whole, each) for each in sums) else None
+    rest = total - values.whole
+    constant = rest.mean(axis=tuple(range(rest.ndim - 1)), keepdims=True)
+    near = np.linalg.norm(rest - constant) <= _NEAR * np.linalg.norm(values.whole)
+    return Relation(kind="terms") if near else None
 
 
 def _summed(values: AxisValues) -> Relation | None:

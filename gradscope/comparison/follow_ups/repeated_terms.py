@@ -13,7 +13,7 @@ from gradscope.arrays.widening import as_reals
 from gradscope.comparison.follow_ups.mesh_relations import factor_between
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, INPUT, PARAM, printable
+from gradscope.naming import ACTIVATION, INPUT, PARAM, printable, split_key
 
 #: The most values before a row that are looked at: a residual sum is not far from the layer that it passes.
 _NEAREST: Final = 8
@@ -61,11 +61,16 @@ def repeated_values(source: DumpSource, row: ComparisonRow, rest: Array) -> Iter
         if entry.family in (ACTIVATION, INPUT) and entry.site.index < row.index and entry.name != row.name
         and entry.shape == rest.shape and source.has_tensor(key)
     ]  # fmt: skip
-    nearest = [key for _, key in sorted(before)[: -_NEAREST - 1 : -1]]
+    layers = source.manifest.layers
+    read = {name for layer in layers if row.name in layer.outputs for name in (*layer.inputs, *layer.sources)}
+    # What the row is computed from comes first: operations of a branch may be between it and the stream.
+    ordered = sorted(before, key=lambda each: (not {*split_key(each[1])[1:], each[1]} & read, -each[0]))
+    nearest = [key for _, key in ordered[:_NEAREST]]
+    place = {key: at for at, key in before}
     arrays = {key: as_reals(source.array(key)) for key in nearest}
     for keys in chain(combinations(nearest, 1), combinations(nearest, 2)):
         if (more := factor_between(np.sum([arrays[key] for key in keys], axis=0), rest)) is not None:
-            yield RepeatedTerm(_quoted([source.entry(key).name for key in keys[::-1]]), more)
+            yield RepeatedTerm(_quoted([source.entry(key).name for key in sorted(keys, key=place.__getitem__)]), more)
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -39,8 +39,8 @@ class Reach(IntEnum):
 #: Primitives that are constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
-#: Primitives whose rule is to refuse.
-_REFUSING: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
+#: Primitives whose rule is to refuse, that of a Pallas kernel in reverse mode.
+_REFUSING: Final = frozenset({"pure_callback", "io_callback", "ffi_call", "pallas_call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

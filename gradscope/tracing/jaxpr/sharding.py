@@ -76,7 +76,7 @@ def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
 
 def meshes_of(equation: Equation) -> Iterator[Any]:
     """Yields the meshes that an equation names: that of a `shard_map`, and those of shardings."""
-    if "mesh" in equation.params:
+    if equation.params.get("mesh") is not None:  # a kernel of Pallas may have one, and has None without
         yield equation.params["mesh"]
     named = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else (value,))]
     of_types = [getattr(variable.aval, "sharding", None) for variable in equation.outvars]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas import pallas_call
 from jax.sharding import NamedSharding, PartitionSpec
 
 import gradscope as gs
@@ -515,3 +516,19 @@ def test_gradients_of_a_loss_checked_elsewhere_are_those_of_a_nested_program() -
         return jax.checkpoint(jax.jit(jax.vmap(row)))(x).sum()
 
     check_gradients(loss, WEIGHTS, INPUTS)
+
+
+@jax.custom_vjp
+def in_kernel(x: Any) -> Any:
+    def kernel(read: Any, written: Any) -> None:
+        written[...] = jnp.exp(read[...])
+
+    return pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+
+in_kernel.defvjp(lambda x: (in_kernel(x), in_kernel(x)), lambda made, arriving: (made * arriving,))
+
+
+def test_a_kernel_of_pallas_has_the_gradient_of_its_rule() -> None:
+    dump = gs.capture(lambda x: layer("kernel", in_kernel, x).sum(), INPUTS, ops=True)
+    assert_close(dump["param_grad/value"], jnp.exp(INPUTS))

@@ -244,6 +244,22 @@ def test_an_operands_term_is_the_operations_own_vjp_of_what_arrives(
         assert_close(dump[f"term/read/{name}.{position}"], pulled_back)
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: jax.scipy.special.betainc(2.0, 3.0, jax.nn.sigmoid(x)),
+        lambda x: jax.scipy.special.polygamma(1, jnp.abs(x) + 2),
+        lambda x: jax.custom_derivatives.linear_call(lambda by, x: by * x, lambda by, x: by * x, 2.0, x),
+    ],
+)
+def test_an_operation_that_jax_differentiates_by_one_operand_alone_has_its_term(
+    operation: Callable[[Any], Any],
+) -> None:
+    dump = gradscope.capture(lambda x: layer("read", operation, x).sum(), INPUTS, ops="inputs")
+    assert_close(dump["param_grad/value"], jax.grad(lambda x: operation(x).sum())(INPUTS))
+    assert any(key.startswith("term/read/") for key in dump)
+
+
 def test_parameters_and_inputs_have_terms_too() -> None:
     """A shared weight's gradient is a sum of two, and can be told apart."""
 

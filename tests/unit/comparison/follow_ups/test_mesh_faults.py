@@ -8,9 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from gradscope.comparison import CompareOptions
+from gradscope.comparison.follow_ups.mesh_collectives import MeshCollectives
 from gradscope.comparison.follow_ups.mesh_comparison import mesh_member
 from gradscope.comparison.follow_ups.mesh_fault import MeshFault
+from gradscope.comparison.follow_ups.mesh_relations import relation_of
+from gradscope.comparison.follow_ups.mesh_values import AxisValues
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.manifest.operation_facts import Collective
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import split_key
@@ -127,3 +132,63 @@ def test_what_nothing_but_equal_values_are_made_of_is_not_at_fault() -> None:
     )
     known = replace(few.manifest, layers=layers, loss_sources=("activation/fc",))
     assert fault(MemoryDump(known, {key: few.array(key) for key in few.keys()}), more).name == "fc"  # noqa: SIM118
+
+
+def test_a_vector_is_in_terms_only_where_they_make_it() -> None:
+    one, other = VALUE[0].astype(float), OTHER[0].astype(float)
+
+    def kind(*several: np.ndarray) -> str | None:
+        found = relation_of(AxisValues(axis="model", sliced=None, one=[one, one], several=several, whole=one))
+        return None if found is None else found.kind
+
+    assert kind(one - other, other) == kind(one + other, one - other) == "terms"
+    assert kind(other, 3 * one) != "terms"
+
+
+def test_the_number_of_a_device_is_not_at_fault() -> None:
+    one = {"activation/axis_index": VALUE, "activation/mul": OTHER, "activation/fc": NOISE}
+    few, more = dump(one, {}), dump({name: each @ WEIGHT.T for name, each in one.items()}, {"model": 2}, loss=2.5)
+    read = [("axis_index", ()), ("mul", ("axis_index",)), ("fc", ("mul", "x"))]
+    layers = tuple(
+        Layer(path=name, index=index, inputs=inputs, outputs=(name,), operation=True, primitive=name)
+        for index, (name, inputs) in enumerate(read)
+    )
+    known = replace(few.manifest, layers=layers, loss_sources=("activation/fc",))
+    assert fault(MemoryDump(known, {key: few.array(key) for key in few.keys()}), more).name == "fc"  # noqa: SIM118
+
+
+def test_a_stream_is_found_behind_the_operations_of_its_branch() -> None:
+    """What a sum is computed from is looked at before what is near it."""
+    branch = {f"activation/op{n}": _draw(size=(4, 6)).astype(np.float32) for n in range(9)}
+    one = {"activation/stream": VALUE, **branch, "activation/add": OTHER + VALUE}
+    few, more = dump(one, {}), dump({**one, "activation/add": OTHER + 4 * VALUE}, {"model": 4})
+    assert fault(few, more).kind == "values"
+    added = Layer(path="add", index=10, inputs=("op8", "stream"), outputs=("add",), operation=True)
+    known = MemoryDump(replace(few.manifest, layers=(added,)), {key: few.array(key) for key in few.keys()})  # noqa: SIM118
+    found = fault(known, more)
+    assert (found.kind, found.detail) == ("added again", "`stream` 4")
+
+
+def test_terms_that_a_sum_reads_are_told_from_such_that_something_else_reads() -> None:
+    sums = MeshCollectives(
+        collectives=(
+            Collective(function="psum", axes=("model",), index=3, layer=None, source=None),
+            Collective(function="pmean", axes=("data",), index=5, layer=None, source=None),
+        ),
+        mesh={"model": 2, "data": 2},
+    )
+
+    def layers(between: str) -> list[Layer]:
+        read = [(between, "product", "made"), ("psum", "made", "total"), ("pmean", "total", "mean")]
+        return [
+            Layer(path=name, primitive=name, index=2 + n, inputs=(before,), outputs=(after,), operation=True)
+            for n, (name, before, after) in enumerate(read)
+        ]
+
+    assert sums.adds_up_at_once("product", "model", layers("add"))
+    assert not sums.adds_up_at_once("product", "model", layers("tanh"))
+    assert not sums.adds_up_at_once("product", "data", layers("add"))
+    assert not sums.adds_up_at_once("product", "model", [])
+    row = ComparisonRow(family="activation", name="product", index=2, status="different")
+    assert sums.adds_up(row, "model", [])
+    assert not sums.adds_up(row, "data", [])

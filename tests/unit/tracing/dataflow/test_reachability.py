@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import pallas_call
 
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -171,7 +172,16 @@ def test_a_host_callback_bars_even_where_nothing_depends_on_it() -> None:
     assert reach(traced(function)) == {"in": Reach.BARRED}
 
 
-@pytest.mark.parametrize("primitive", [lambda x: jnp.nextafter(x, 9.0), lambda x: jax.lax.igamma_grad_a(x + 3, x + 3)])
+def in_kernel(x: Any) -> Any:
+    def kernel(read: Any, written: Any) -> None:
+        written[...] = jnp.exp(read[...])
+
+    return pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+
+@pytest.mark.parametrize(
+    "primitive", [lambda x: jnp.nextafter(x, 9.0), lambda x: jax.lax.igamma_grad_a(x + 3, x + 3), in_kernel]
+)
 def test_a_primitive_without_a_derivative_bars(primitive: Callable[[Any], Any]) -> None:
     def function(w: Any, x: Any) -> Any:
         return primitive(jax.lax.stop_gradient(under("in", jnp.sin, x))) * under("beside", jnp.cos, x) * w
