@@ -48,9 +48,9 @@ def test_another_form_is_told_also_where_the_sum_is_within_tolerance(size: float
 
 
 def test_what_a_stream_is_rounded_by_is_no_function_of_a_small_branch() -> None:
-    stream, branch, rounding = (drawn(number, 20, 8).astype(float) for number in range(3))
-    small = 4e-4 * branch
-    assert not _functions(stream + small + 6e-4 * rounding, small, stream, error=3e-4)
+    stream, branch, rounding = (np.asarray(drawn(number, 20, 8), np.float64) for number in range(3))
+    small = 1e-4 * branch
+    assert not _functions(stream + small + 2e-4 * rounding, small, stream, error=3e-4)
     assert _functions(stream + np.tanh(branch), branch, stream, error=3e-4) == ["tanh"]
 
 
