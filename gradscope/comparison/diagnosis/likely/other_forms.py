@@ -291,6 +291,8 @@ def _functions(value: Array, argument: Array, added: Array | float = 0.0, *, err
     """Returns which function of an argument is in a value, to a relative error; several where rounding hides which."""
     made = {name: function(argument) + added for name, function in ELEMENTWISE.items()}
     errors = {name: float(np.linalg.norm(each - value)) for name, each in made.items()}
-    most = min(error * float(np.linalg.norm(value)), _AS_GOOD * min(errors.values()))
+    # What is added may be so large that its rounding looks like a function of anything small.
+    own = _LEFT * float(np.linalg.norm(value - added))
+    most = min(error * float(np.linalg.norm(value)), own, _AS_GOOD * min(errors.values()))
     by_errors = {errors[name]: name for name in reversed([*ELEMENTWISE]) if errors[name] <= most}
     return [*reversed(by_errors.values())]  # of those that are the same function of these arguments the first

@@ -59,6 +59,12 @@ class SumDifferences:
         own, its = sorted(map(_quoted, one.terms)), sorted(map(self._name, other.terms))
         if (own, one.function) == (its, other.function):
             return ""
+        # A layer and its last operation are one value by two names: of either, the sum is the same.
+        counterparts = [self._pairs[key].ref for key in other.terms if key in self._pairs]
+        if len(counterparts) == len(other.terms) and self._ref.is_sum(
+            match.ref, _Sum((*counterparts,), other.function)
+        ):
+            return ""
         return f"is {one.words(own)} in the reference, and {other.words(its)} in the candidate"
 
     def _name(self, key: str) -> str:
@@ -115,6 +121,20 @@ class _Values:
         keys = [key_of(each.family, each.name) for each in sorted(before, key=lambda each: -each.site.index)]
         known = {each: tensor for each in keys[:_MOST_TERMS] if (tensor := self._tensors.tensor(each)) is not None}
         return _sum_of(known, value)
+
+    def is_sum(self, key: str, of: _Sum) -> bool:
+        """Returns whether a value is the function of the sum.
+
+        Args:
+            key: The key of the value.
+            of: The sum.
+        """
+        value, *terms = map(self._tensors.tensor, (key, *of.terms))
+        known = [each for each in terms if each is not None]
+        if value is None or len(known) < len(terms) or any(each.shape != value.shape for each in known):
+            return False
+        whole = _FUNCTIONS[of.function](np.sum(known, axis=0))
+        return bool(np.linalg.norm(whole - value) <= _ROUNDING * np.linalg.norm(value))
 
 
 def _sum_of(terms: Mapping[str, Array], value: Array) -> _Sum | None:

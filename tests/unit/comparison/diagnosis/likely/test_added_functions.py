@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.other_forms import _functions
 from tests.support.data import drawn
 
 SIZES = {"stem": (6, 12), "up": (12, 12), "head": (12, 4)}
@@ -43,6 +45,13 @@ def test_another_form_is_told_also_where_the_sum_is_within_tolerance(size: float
     told = "adds the gelu by tanh of `block/up` to `stem`, and the reference the gelu by erf"
     assert told in found.sentence, found.sentence
     assert "noise" not in found.sentence
+
+
+def test_what_a_stream_is_rounded_by_is_no_function_of_a_small_branch() -> None:
+    stream, branch, rounding = (np.asarray(drawn(number, 20, 8), np.float64) for number in range(3))
+    small = 1e-4 * branch
+    assert not _functions(stream + small + 2e-4 * rounding, small, stream, error=3e-4)
+    assert _functions(stream + np.tanh(branch), branch, stream, error=3e-4) == ["tanh"]
 
 
 def test_another_function_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,12 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import record
 
 DRAW = np.random.default_rng(7)
 NAMES = ("first", "block/kernel", "short", "head")
@@ -87,3 +94,25 @@ def test_values_that_are_no_such_sums_are_not_said_to_be() -> None:
     ).sentence
     assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
     assert "it is" not in sentence
+
+
+def test_a_layer_and_its_last_operation_are_one_term_by_two_names() -> None:
+    kernel, stem, other = (DRAW.normal(size=(4, 8)).astype(np.float32) for _ in range(3))
+
+    def source(values: dict[str, np.ndarray]) -> MemoryDump:
+        entries = [
+            Entry.of(replace(record(name, each, family="activation"), site=SiteFacts(index=at)))
+            for at, (name, each) in enumerate(values.items())
+        ]
+        return MemoryDump(
+            Manifest(entries=tuple(entries)), {f"activation/{name}": each for name, each in values.items()}
+        )
+
+    ref = source({"kernel": kernel, "stem/tanh": stem, "stem": stem, "more": other, "block": kernel + stem})
+    pairs = {key: Match.of(key, key, "name") for key in ref.keys()}  # noqa: SIM118 - no mapping
+    changed = {"kernel": 2 * kernel, "stem/tanh": stem, "more": other}
+    same = source({**changed, "block": 2 * kernel + stem})
+    assert not SumDifferences(Dumps(ref=ref, cand=same), pairs).words(pairs["activation/block"])
+    differs = source({**changed, "block": 2 * kernel + other})
+    told = "is `kernel` + `stem` in the reference, and `kernel` + `more` in the candidate"
+    assert SumDifferences(Dumps(ref=ref, cand=differs), pairs).words(pairs["activation/block"]) == told
