@@ -179,9 +179,7 @@ def in_kernel(x: Any) -> Any:
     return pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
 
 
-@pytest.mark.parametrize(
-    "primitive", [lambda x: jnp.nextafter(x, 9.0), lambda x: jax.lax.igamma_grad_a(x + 3, x + 3), in_kernel]
-)
+@pytest.mark.parametrize("primitive", [lambda x: jax.lax.igamma_grad_a(x + 3, x + 3), in_kernel])
 def test_a_primitive_without_a_derivative_bars(primitive: Callable[[Any], Any]) -> None:
     def function(w: Any, x: Any) -> Any:
         return primitive(jax.lax.stop_gradient(under("in", jnp.sin, x))) * under("beside", jnp.cos, x) * w
