@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.dump.storage.writing.partial_file import lock, say_unlocked
+from gradscope.dump.storage.writing.partial_file import lock, say_unlocked, unlock
 from gradscope.dump.storage.writing.target_path import is_one_of
 from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
@@ -153,8 +153,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Unlocks the folder."""
-        if self._descriptor is not None and self._made:
-            self._remove_empty()
+        if self._descriptor is not None:
+            if self._made:
+                self._remove_empty()
+            unlock(self._descriptor)
         self.leave()
 
     def leave(self) -> None:

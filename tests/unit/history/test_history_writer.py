@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -109,3 +110,13 @@ def test_a_step_that_is_taken_again_takes_the_place_of_the_first(tmp_path: Path)
             writer.write(lambda loss=loss: StepRecord(numbers={"step": 0, "loss": loss}))
     with History(tmp_path) as history:
         assert history.losses()["loss"].tolist() == [2.0]
+
+
+def test_a_folder_that_is_closed_is_unlocked_whoever_has_its_lock_open(tmp_path: Path) -> None:
+    """A process that was just forked has the file open until it gets to close it."""
+    folder = RunFolder(tmp_path)
+    (held,) = (int(each.name) for each in Path("/proc/self/fd").iterdir() if each.resolve().parent == folder.path)
+    inherited = os.dup(held)
+    folder.close()
+    RunFolder(tmp_path).close()
+    os.close(inherited)

@@ -160,6 +160,12 @@ def lock(descriptor: int) -> bool | None:
     return True
 
 
+def unlock(descriptor: int) -> None:
+    """Gives up the lock of an open file, which a process that was forked meanwhile may have open, too."""
+    with suppress(OSError):  # the program has closed it
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 @cache
 def say_unlocked(folder: Path) -> None:
     """Logs, once for each folder, that its file system has no locks."""
