@@ -45,6 +45,13 @@ def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
     return replace(leaf, differentiated=False, forward_only=True) if barred else leaf
 
 
+def changed(leaf: Any, *, dtype: Any = None, sharding: Any = None) -> Any:
+    """Returns a `jax.ShapeDtypeStruct` with another dtype or sharding; JAX 0.6.0 has no `update` of it."""
+    return jax.ShapeDtypeStruct(
+        leaf.shape, dtype or leaf.dtype, sharding=sharding or leaf.sharding, weak_type=leaf.weak_type
+    )
+
+
 def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
     """Returns the leaves of a model's variables: those of `params` are its parameters, and the others its state.
 

@@ -20,6 +20,7 @@ from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoints import variables_from_file
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
+from gradscope.tracing.leaves import changed
 from gradscope.tracing.loading.batches import DataRequest
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
@@ -162,7 +163,7 @@ def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
         return jax.device_put(array, leaf.sharding)
 
     shapes = jax.tree_util.tree_map(
-        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
+        lambda array, leaf: changed(leaf, dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
         saved,
         expected,
     )
@@ -202,7 +203,7 @@ def _placed(shapes: Any, shardings: Any) -> Any:
         # A type with explicit axes names a mesh without its devices, also where that is one.
         leaf
         if sharding is None or (sharding.num_devices == 1 and leaf.sharding is None)
-        else leaf.update(sharding=sharding)
+        else changed(leaf, sharding=sharding)
         for leaf, sharding in zip(leaves, tree.flatten_up_to(shardings), strict=True)
     ]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gradscope import naming
 from gradscope.capturing.records.example_gradients import example_count
 from gradscope.errors import UsageError
-from gradscope.tracing.leaves import leaves_of
+from gradscope.tracing.leaves import changed, leaves_of
 
 _AXIS = "examples"
 
@@ -73,8 +73,8 @@ class Placement:
 
     def shapes(self, variables: Any, batch: Any) -> tuple[Any, Any]:
         """Returns the shapes of variables that are whole on each device, and of a batch that is spread over them."""
-        everywhere = jax.tree_util.tree_map(lambda leaf: leaf.update(sharding=self.everywhere), variables)
-        return everywhere, jax.tree_util.tree_map(lambda leaf: leaf.update(sharding=self._of(leaf)), batch)
+        everywhere = jax.tree_util.tree_map(lambda leaf: changed(leaf, sharding=self.everywhere), variables)
+        return everywhere, jax.tree_util.tree_map(lambda leaf: changed(leaf, sharding=self._of(leaf)), batch)
 
     def _of(self, leaf: Any) -> NamedSharding:
         """Returns the sharding of a leaf of a batch."""
