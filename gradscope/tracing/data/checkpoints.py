@@ -17,6 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
     own = variable_leaves(expected)
     wanted = request.wanted(full, own)
     paths, leaves = [full[at] for at in wanted], [own[at] for at in wanted]
-    kept = {path: leaf for path, leaf in zip(full, own, strict=True) if path not in {*paths}}
+    read = {*paths}
+    kept = {path: leaf for path, leaf in zip(full, own, strict=True) if path not in read}
     with open_checkpoint(request.path) as saved:
         tensors = request.renamed(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
@@ -82,10 +84,13 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         found = _without_bare_keys(found, leaves, tensors)
         reshaped = but_for_axes_of_one(found, leaves, tensors)
         tensors |= reshaped
-        whole = _in_order(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
-        of_kept = frozenset(name for path, name in zip(full, whole.names, strict=True) if path in kept and name)
+        of_kept = None
+        if kept:
+            whole = _in_order(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
+            names = (name for path, name in zip(full, whole.names, strict=True) if path in kept and name)
+            of_kept = frozenset(names) - {*found.names}
         file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found,
-                     kept=of_kept - {*found.names} if kept else None)  # fmt: skip
+                     kept=of_kept)  # fmt: skip
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if kept or None in found.names else []
         arrays = [
@@ -101,7 +106,7 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
     return Checkpoint(variables=variables, notes=tuple(notes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _File:
     """A `_File` is an open checkpoint in which a model's variables were looked for.
 
@@ -150,7 +155,8 @@ class _File:
         for collection, home in self.found.homes.items():
             inside["/".join(home.prefix)].append(collection or "the variables")
         clauses = [f"{' and '.join(names)} found under {printable(where)}" for where, names in inside.items() if where]
-        extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
+        names = frozenset(self._names.values())
+        extra = {name: each for name, each in self.tensors.items() if name not in names}
         if extra:
             count = f"{len(extra):,} other tensor{'s' * (len(extra) > 1)}"
             clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
@@ -185,7 +191,7 @@ class _File:
                 raise self._refused("; ".join(problems), hint)
             raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, unmatched))
 
-    @property
+    @cached_property
     def _absent(self) -> Mapping[str, int]:
         """How many variables the collections have that the file has nothing of, as where parameters alone were saved.
 
@@ -225,18 +231,18 @@ class _File:
     def _refused(self, problem: str, hint: str | None) -> DumpError:
         return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)
 
-    @property
+    @cached_property
     def _names(self) -> dict[str, str]:
         """The file's names of the variables that it has, by path."""
         return {path: name for path, name in zip(self.variables, self.found.names, strict=True) if name is not None}
 
-    @property
+    @cached_property
     def _left(self) -> list[str]:
         """The names of the tensors that no variable of the model has, whether it is read or not."""
         taken = {*self._names.values(), *(self.kept or ())}
         return [name for name in self.tensors if name not in taken]
 
-    @property
+    @cached_property
     def _stored(self) -> dict[str, Stored]:
         return {
             path: Stored(

@@ -133,7 +133,8 @@ def other_hint(
     if unmatched.lacking:
         own = "name the model that it is of, or add to the file what it lacks"
         hints.append(key_map_hint(unmatched) if unmatched.extra else own)
-    others = [each for each in needed if each not in {*fitting}]
+    known = frozenset(fitting)
+    others = [each for each in needed if each not in known]
     patterns = patterns_of(others, fitting)
     if len(others) <= len(fitting) and len(patterns) <= _MOST_PATTERNS:
         options = " ".join(f"--keep-init {shlex.quote(printable(each))}" for each in patterns)
