@@ -40,6 +40,9 @@ COLLECTIVES: Final = frozenset(
      "ragged_all_to_all", "ppermute", "reduce_scatter", "unreduced_pmax", "unreduced_pmin"}
 )  # fmt: skip
 
+#: Take a logarithm; to base 2 it is a primitive since JAX 0.12.
+LOGARITHMS: Final = frozenset({"log", "log2"})
+
 #: Apply a function to each element that changes sizes where it is another one: neither a sign nor a phase.
 FUNCTIONS_OF_AN_ELEMENT: Final = frozenset(
     {"cbrt", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "log2", "logistic", "rsqrt", "sin",

@@ -16,7 +16,7 @@ from itertools import chain, starmap
 from typing import Final
 
 from gradscope.dump.manifest.operation_facts import SoftmaxUse
-from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS, SLICES
+from gradscope.primitive_groups import ADDITIONS, COPIES, LOGARITHMS, MULTIPLICATIONS, SLICES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, made_at, resolve, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import Equation
@@ -43,7 +43,7 @@ def classes_over_examples(trace: Trace) -> Iterator[SoftmaxUse]:
     frames = {frame.key: frame for frame in trace.root.walk()}
     for frame in frames.values():
         for number, equation in enumerate(() if frame.opaque or frame.bypassed else frame.jaxpr.eqns):
-            if equation.primitive.name not in ("log", "log2"):
+            if equation.primitive.name not in LOGARITHMS:
                 continue
             result, picks = FrameVariable(frame, equation.outvars[0]), _picked(frames, frame, equation)
             read = [(frame, number), *((around, made) for around, made, _ in picks)]

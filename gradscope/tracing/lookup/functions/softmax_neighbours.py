@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName
-from gradscope.primitive_groups import ADDITIONS, COPIES, RANDOM
+from gradscope.primitive_groups import ADDITIONS, COPIES, LOGARITHMS, RANDOM
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
@@ -30,8 +30,6 @@ _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "m
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
-#: To base 2 it is a primitive since JAX 0.12.
-_LOGARITHMS: Final = frozenset({"log", "log2"})
 #: What reads logits for the sum of their exponentials: of them less the largest, where that is finite.
 _FOR_THE_SUM: Final = frozenset({"exp", "exp2", "reduce_max", "max", "argmax", "sub"})
 #: What may be between shares and their logarithm: a guard, and the choice of the label's.
@@ -139,7 +137,7 @@ class SoftmaxNeighbours:
             and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "reduce_sum"
             and math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"]) == entries
         ]  # fmt: skip
-        return any(True for _ in self._made(self._behind(sums, _SUMMED), _LOGARITHMS | {"div"}))
+        return any(True for _ in self._made(self._behind(sums, _SUMMED), LOGARITHMS | {"div"}))
 
     def function_of_logits(self, value: FrameVariable) -> BoundedName | None:
         """Returns the function whose logarithm a loss takes of a value as its logits; None where it is none.
@@ -156,8 +154,8 @@ class SoftmaxNeighbours:
             and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "div"
             and equation.invars[1] is each.atom  # a sum that is divided is a mean
         ]  # fmt: skip
-        if self._are_taken_of(value, self._made(sums, _LOGARITHMS)) or self._made(
-            self._behind(shares, _PICKED), _LOGARITHMS
+        if self._are_taken_of(value, self._made(sums, LOGARITHMS)) or self._made(
+            self._behind(shares, _PICKED), LOGARITHMS
         ):
             return "softmax"
         same = self._moved([value])

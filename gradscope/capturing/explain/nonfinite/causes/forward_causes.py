@@ -32,6 +32,7 @@ from gradscope.capturing.explain.nonfinite.causes.repairs import (
 )
 from gradscope.capturing.explain.nonfinite.causes.repairs_of_patterns import repair_of_pattern
 from gradscope.capturing.explain.nonfinite.failures import Failure
+from gradscope.primitive_groups import LOGARITHMS
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
@@ -136,7 +137,7 @@ def _is_row_masked(operation: Operation, primitive: str, failure: Failure, opera
     if primitive == "sub":
         both = len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
         return both and any(operations.made_by(operation.values[-1:], each) for each in ("max", "reduce_max"))
-    if primitive not in ("log", "log2", "div") or not failure.operands or failure.operands[-1] != 0:
+    if primitive not in LOGARITHMS | {"div"} or not failure.operands or failure.operands[-1] != 0:
         return False
     summed = operations.made_by(operation.values[-1:], "reduce_sum")
     return any(

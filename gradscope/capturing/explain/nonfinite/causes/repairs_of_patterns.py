@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gradscope.capturing.explain.nonfinite.causes.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
+from gradscope.primitive_groups import LOGARITHMS
 from gradscope.tracing.lookup.operations import Operation, Operations
-
-#: The logarithms that are a primitive; to base 2 it is one since JAX 0.12.
-_LOGARITHMS: Final = frozenset({"log", "log2"})
 
 
 def repair_of_pattern(operation: Operation, primitive: str, operations: Operations) -> str:
@@ -19,7 +15,7 @@ def repair_of_pattern(operation: Operation, primitive: str, operations: Operatio
         primitive: The primitive inside it that did.
         operations: All operations, to find what is around it.
     """
-    if primitive in _LOGARITHMS and operation.primitive == primitive:
+    if primitive in LOGARITHMS and operation.primitive == primitive:
         return X_LOG_X if _is_x_log_x(operation, operations) else _repair_of_log(operation, operations)
     if primitive == "div" and operation.primitive == "div" and operations.made_by(operation.values[-1:], "sqrt"):
         return UNDER_ROOT
