@@ -126,12 +126,18 @@ def given(rows: Sequence[ComparisonRow]) -> str:
 def different_values_given(rows: Sequence[ComparisonRow]) -> str:
     """Returns the inputs, parameters and state that differ, as "parameters (`fc1/b`)"; "" where none does."""
     parts = [
-        f"{nouns} ({some_of(names)})"
+        f"{nouns} ({some_of([row.name for row in found])}{_likely(found)})"
         for family, nouns in _GIVEN.items()
-        if (names := [row.name for row in rows if row.family == family and row.status == "different"])
+        if (found := [row for row in rows if row.family == family and row.status == "different"])
     ]
     *some, last = parts or [""]
     return f"{', '.join(some)} and {last}" if some else last
+
+
+def _likely(rows: Sequence[ComparisonRow]) -> str:
+    """Returns what explains the first of some rows that are named, where something does."""
+    known = [row for row in rows[:_SOME] if row.likely]
+    return "".join(f"; {'it' if len(rows) == 1 else quoted(row.name)} {row.likely}" for row in known[:1])
 
 
 def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:

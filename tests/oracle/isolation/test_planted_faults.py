@@ -46,7 +46,7 @@ FAULTS = {
     "changed epsilon": Found(forward="norm", backward=HEAD, says="made here", alone=("norm",)),
     "swapped weights": Found(
         forward="up", backward=HEAD, says="different parameters (`",
-        likely=(("param/up/w", "has the values of down/w"), ("param/down/w", "has the values of up/w")),
+        likely=(("param/up/w", "has the values of `down/w`"), ("param/down/w", "has the values of `up/w`")),
     ),
     "transposed kernel": Found(
         forward="down", backward=HEAD, says="1 parameter has another layout: `down/w` (transpose [1, 0])",

@@ -1,6 +1,7 @@
 """Likely explanations of a difference are simple relations between what one program has and the other.
 
 - `likely_causes`: relations between two tensors that differ: swapped, transposed, permuted, a multiple.
+- `stored_values`: parameters and state that have the values of another one, or one number in each element.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `other_forms`: functions of one value that the programs compute in two forms, such as a GELU by tanh.
 - `sum_differences`: values that are functions of other sums, as where a residual is left out.

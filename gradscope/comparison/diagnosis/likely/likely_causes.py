@@ -19,20 +19,18 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import OF_SLICES
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
+from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, PARAM_GRAD, STATE, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM_GRAD, split_key
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
 AT_KINKS: Final = "where rounding decides on which side of a kink its value is"
-
-#: The families of stored values, which can have been assigned to the wrong name; all other families are computed.
-_STORED: Final = (PARAM, STATE)
 
 #: The largest tensor in bytes that is read a second time.
 _READ_AGAIN_BYTES: Final = 64 << 20
@@ -63,7 +61,7 @@ def with_likely_causes(
         statistics: The running statistics of the dumps.
         kinks: Their kinks.
     """
-    names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
+    stored, differing = StoredValues(dumps), (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
     found: dict[str, str] = {}
@@ -72,7 +70,7 @@ def with_likely_causes(
         likely = ""
         if row.family == ACTIVATION_GRAD and row.name in agreeing:
             likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
-        found[match.ref] = likely or _diagnosis(dumps, match, row, names, statistics)
+        found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
 
@@ -80,7 +78,7 @@ def _diagnosis(
     dumps: Dumps,
     match: Match,
     row: ComparisonRow,
-    names_by_hash: Mapping[str, str],
+    stored: StoredValues,
     statistics: RunningStatistics,
 ) -> str:
     """Returns a clause that explains the difference of a pair, such as `is 0.5 times the reference's`.
@@ -89,7 +87,7 @@ def _diagnosis(
         dumps: The dumps of the pair.
         match: The pair.
         row: Its row.
-        names_by_hash: The reference's names of tensors by their hashes.
+        stored: The stored values of the dumps.
         statistics: The running statistics of the dumps.
 
     Returns:
@@ -98,8 +96,8 @@ def _diagnosis(
     one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
     if match.recipe.plain and one.shape != other.shape:
         return _other_shape(one.shape, other.shape)
-    if row.family in _STORED and match.recipe.plain:
-        found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
+    if row.family in STORED:
+        found = stored.words(match, row.tolerance or 0.0) or (_other_order(dumps, match) if match.recipe.plain else "")
         if found:
             return found
     if row.family == AUX and (found := statistics.other_divisor(match) or statistics.other_share(match)):
@@ -111,22 +109,11 @@ def _diagnosis(
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
-def _names_by_hash(dumps: Dumps) -> dict[str, str]:
-    """Returns the reference's names of stored tensors by the hashes of their values."""
-    entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _STORED and math.prod(entry.shape) > 1)
-    return {digest: entry.name for entry in entries if isinstance(digest := entry.stats.get("hash"), str)}
-
-
 def _other_shape(ref: Sequence[int], cand: Sequence[int]) -> str:
     """Returns how two shapes are related that no layout of the dumps explains."""
     if sorted(ref) == sorted(cand):
         return "has the reference's axes in another order, and its values do not show which (--map states it)"
     return "has as many elements as the reference's, in another shape" if math.prod(ref) == math.prod(cand) else ""
-
-
-def _another_tensor(dumps: Dumps, match: Match, names: Mapping[str, str]) -> str:
-    digest = dumps.cand.entry(dumps.cand.resolve(match.cand)).stats.get("hash")
-    return f"has the values of {names[digest]}" if isinstance(digest, str) and digest in names else ""
 
 
 def _other_order(dumps: Dumps, match: Match) -> str:

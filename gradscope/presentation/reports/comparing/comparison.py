@@ -25,7 +25,7 @@ from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.heat_strip import heat_strips
-from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
+from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
 from gradscope.presentation.render.structured import MadeRows
 from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
 from gradscope.presentation.reports.comparing.comparison_rows import (
@@ -37,6 +37,7 @@ from gradscope.presentation.reports.comparing.comparison_rows import (
     in_tree_order,
     line_of,
 )
+from gradscope.presentation.reports.comparing.row_reasons import reasons
 from gradscope.presentation.reports.comparing.run_notes import extent_notes, provenance_notes, verdict_annotation
 from gradscope.presentation.tables.numbers import count
 from gradscope.presentation.tables.table import Table
@@ -98,7 +99,9 @@ class ComparisonReport:
             *heat_strips(self.comparison, screen),
             *(self.tables() if most is None else overview_tables(self.comparison, most)),
             Notes(
-                title="Reasons", notes=tuple(self._reasons(most)), at_most=_REASONS_PER_STATUS if most is None else 2
+                title="Reasons",
+                notes=tuple(reasons([row for row in self._shown() if most is None or row.counts])),
+                at_most=_REASONS_PER_STATUS if most is None else 2,
             ),
             Notes(notes=tuple(self._outlook(most))),
         )
@@ -134,17 +137,6 @@ class ComparisonReport:
                 lines=tuple(map(line_of, families[family])),
                 in_order=not self.worst_first,
             )
-
-    def _reasons(self, most: int | None) -> Iterator[Note]:
-        for row in self._shown():
-            if most is not None and not row.counts:
-                continue
-            if row.likely:
-                yield Note(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
-            # Where the needed tolerance is the rel_l2 in the table, or its bound, the reason would repeat the table.
-            if row.why and not has_bound(row) and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
-                text = f"{naming.key_of(row.family, row.name)}: {row.why}"
-                yield Note(label=row.status, text=text, style=style_of_words(row.status))
 
     def _outlook(self, most: int | None) -> Iterator[Note]:
         shown = self._shown()

@@ -54,6 +54,15 @@ def test_rows_of_statistics_alone_have_the_least_rel_l2_and_say_once_why_no_more
     assert "rel_l2 at least" not in text_of(compared("param", "w", 1e-2))
 
 
+def test_a_reason_of_several_rows_is_given_once() -> None:
+    rows = [replace(compared("param", name, 1.0), likely="is 0.5 times the reference's") for name in "vwxyz"]
+    missing = [replace(MISSING, name=name) for name in ("head/bias", "head/scale")]
+    likely = "likely  param/v, param/w, param/x and 2 more, each of which is 0.5 times the reference's\n"
+    assert f"Reasons\n{likely}\n" in text_of(*rows)
+    assert "\nmissing  param/head/bias and param/head/scale: not in the candidate\n" in text_of(rows[0], *missing)
+    assert "likely   param/v is 0.5 times the reference's\n" in text_of(rows[0], MISSING)
+
+
 def test_a_composite_comes_before_its_parts() -> None:
     names = [line.split()[0] for line in to_text(ComparisonReport(comparison=different_runs()), PIPE).plain.splitlines()
              if line.startswith("block1")]  # fmt: skip
