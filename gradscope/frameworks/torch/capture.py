@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -94,7 +94,7 @@ def _run(
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
-    with _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with closing(values), _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from gradscope import naming
 from gradscope.arrays.dtypes import is_complex, is_floating
@@ -84,6 +85,7 @@ class Values:
     _values: list[Value] = field(default_factory=list[Value])
     _captured: int = 0
     _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
+    _hooks: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
 
     def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
         """Writes a tensor, or another name of a value that is written already."""
@@ -139,7 +141,7 @@ class Values:
         for value in self._values:
             if value.digest == digest and any(without_occurrence(known) == name for known in value.names):
                 value.digest = ""
-                tensor.register_hook(lambda gradient, value=value: self._arrived(value, gradient))
+                self._observe(tensor, value)
                 return
 
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
@@ -169,6 +171,11 @@ class Values:
             if value.names and not value.gradient:
                 self.write_absent(value)
 
+    def close(self) -> None:
+        """Ends observing: tensors that outlive the run, as a parameter that a module returns, lose their hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
     def ledger(self) -> Ledger:
         """Returns the ledger of what was captured and what was not."""
         return Ledger(captured=self._captured, missing=tuple(self._missing))
@@ -179,9 +186,13 @@ class Values:
         if tensor.grad_fn is not None:
             self._known[tensor.grad_fn, tensor.output_nr] = value
         if tensor.requires_grad:
-            # A hook stays with the tensor's present value, whatever in-place operations follow.
-            tensor.register_hook(lambda gradient: self._arrived(value, gradient))
+            self._observe(tensor, value)
         return value
+
+    def _observe(self, tensor: Tensor, value: Value) -> None:
+        """Has the gradient of a tensor written as that of a value, when it arrives."""
+        # A hook stays with the tensor's present value, whatever in-place operations follow.
+        self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
 
     def _arrived(self, value: Value, gradient: Tensor) -> None:
         if self.differentiating:

@@ -462,3 +462,24 @@ def test_torchscript_is_refused_by_name() -> None:
 def test_a_loss_that_is_none_is_refused(loss: Callable[[Tensor], Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         capture(nn.Linear(3, 3), loss, torch.randn(2, 3))
+
+
+class _Passing(nn.Module):
+    """A module that returns a parameter as it is, as a dropout does in evaluation, and another that uses it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.drop(self.table)
+        return self.head(x @ table + table.sum(0))
+
+
+def test_a_module_that_returns_a_parameter_can_be_captured_again_and_keeps_no_hook() -> None:
+    module, x = _Passing().eval(), torch.ones(4, 2)
+    first, again = (capture(module, torch.mean, {"x": x}) for _ in range(2))
+    expected = torch.autograd.grad(module(x).mean(), module.table)[0].numpy()
+    assert all(np.array_equal(dump["activation_grad/drop"], expected) for dump in (first, again))
+    assert not module.table._backward_hooks  # PyTorch has no public way to list them
