@@ -1,12 +1,13 @@
 """Several tensors of a run may be one value, which has one record, and its gradient another.
 
 A *value* is the output of one autograd node. A module that returns another module's output returns the same value,
-whatever Python object it is in. After an in-place operation the object has another value. A tensor without an autograd
-node has no identity, and counts as a new value every time.
+whatever Python object it is in. After an in-place operation the object has another value. Where gradients are off, as
+in a checkpoint that computes its part again later, there are no nodes: an unchanged Python object is the same value.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -69,6 +70,19 @@ class Value:
         return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **(known | facts))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Object:
+    """`_Object` is a tensor's Python object as it was when its value was seen; it does not keep the tensor alive."""
+
+    tensor: weakref.ref[Tensor]
+    version: int
+    value: Value
+
+    def is_as_in(self, tensor: Tensor) -> bool:
+        """Returns whether it is the object of a tensor that no operation has changed in place since."""
+        return self.tensor() is tensor and self.version == _version(tensor)
+
+
 @dataclass(slots=True, kw_only=True)
 class Values:
     """`Values` write values and gradients, and know which tensors are the same value.
@@ -82,6 +96,7 @@ class Values:
     sink: RecordSink
     differentiating: bool = False
     _known: dict[_Identity, Value] = field(default_factory=dict[_Identity, Value])
+    _objects: dict[int, _Object] = field(default_factory=dict[int, _Object])
     _values: list[Value] = field(default_factory=list[Value])
     _captured: int = 0
     _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
@@ -122,7 +137,15 @@ class Values:
 
     def known(self, tensor: Tensor) -> Value | None:
         """Returns the value of a tensor; None where it is new."""
-        return None if tensor.grad_fn is None else self.at(tensor.grad_fn, tensor.output_nr)
+        found = None if tensor.grad_fn is None else self.at(tensor.grad_fn, tensor.output_nr)
+        seen = self._objects.get(id(tensor)) if found is None else None
+        if seen is None or tensor.is_inference() or not seen.is_as_in(tensor):
+            return found
+        if tensor.grad_fn is not None:
+            # What a checkpoint has returned has a node from then on, at which its whole gradient arrives.
+            self._known[tensor.grad_fn, tensor.output_nr] = seen.value
+            self._observe(tensor, seen.value)
+        return seen.value
 
     def at(self, node: Any, number: int) -> Value | None:
         """Returns the value that is the output of a number of an autograd node; None where it is unknown."""
@@ -140,7 +163,6 @@ class Values:
         digest = content_hash([to_numpy(tensor)])
         for value in self._values:
             if value.digest == digest and any(without_occurrence(known) == name for known in value.names):
-                value.digest = ""
                 self._observe(tensor, value)
                 return
 
@@ -183,6 +205,8 @@ class Values:
     def _remember(self, family: str, tensor: Tensor) -> Value:
         value = _described(family, tensor)
         self._values.append(value)
+        if not tensor.is_inference():
+            self._objects[id(tensor)] = _Object(tensor=weakref.ref(tensor), version=_version(tensor), value=value)
         if tensor.grad_fn is not None:
             self._known[tensor.grad_fn, tensor.output_nr] = value
         if tensor.requires_grad:
@@ -191,6 +215,7 @@ class Values:
 
     def _observe(self, tensor: Tensor, value: Value) -> None:
         """Has the gradient of a tensor written as that of a value, when it arrives."""
+        value.digest = ""  # what is observed is not looked for when it is computed again
         # A hook stays with the tensor's present value, whatever in-place operations follow.
         self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
 
@@ -204,7 +229,8 @@ class Values:
         stats = _statistics(value.family, array, site.primitive)
         self._put(value.record(value.family, name, array=array, stats=stats.to_json()))
         value.power = power_of(stats)
-        if value.family == naming.ACTIVATION and not torch.is_grad_enabled():
+        # One that requires a gradient all the same, as what a checkpoint is given, has a hook already.
+        if value.family == naming.ACTIVATION and not torch.is_grad_enabled() and not tensor.requires_grad:
             value.digest = content_hash([array])
         return value
 
@@ -214,6 +240,11 @@ class Values:
 
     def _write_alias(self, value: Value, family: str, name: str) -> None:
         self.sink.add(value.record(family, name, alias_of=naming.key_of(family, value.name)))
+
+
+def _version(tensor: Tensor) -> int:
+    """Returns how often operations have changed a tensor in place."""
+    return tensor._version  # noqa: SLF001 - PyTorch has no public name for it
 
 
 def _described(family: str, tensor: Tensor) -> Value:
