@@ -41,8 +41,8 @@ _HINTS: Final = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some of your quota, or write to another disk",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or write less",
-    errno.EACCES: "choose a folder you have the permission for",
-    errno.EPERM: "choose a folder you have the permission for",
+    errno.EACCES: "choose a file or folder you have the permission for",
+    errno.EPERM: "choose a file or folder you have the permission for",
     errno.EROFS: "write to a disk that is not read-only",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }

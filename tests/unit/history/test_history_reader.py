@@ -26,6 +26,7 @@ from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY
 from gradscope.training.loop.resuming import start
 from gradscope.training.probing.probe_history import ProbeHistory
+from tests.support.permissions import forbid
 
 #: A state that nothing looks at.
 ANYTHING: Any = None
@@ -152,3 +153,12 @@ def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path)
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(MachineError, match="has been removed"):
         writer.close()
+
+
+def test_a_folder_that_may_not_be_entered_is_not_said_to_be_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    forbid(monkeypatch, tmp_path)
+    with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"):
+        History(tmp_path)
