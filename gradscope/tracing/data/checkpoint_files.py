@@ -118,7 +118,6 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     """
     with machine_errors("open", location):
         path = checkpoint_in(location)
-        kind = _kind(path)
     if path.suffix in _KERAS:
         raise _keras_error(path)
     if path.name.endswith(SHARDED):
@@ -126,6 +125,8 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             f"{printable(str(path))}: it has the names of files, and no tensors",
             hint=f"name the folder that the files are in: {printable(str(path.parent))}",
         )
+    with machine_errors("open", path):
+        kind = _kind(path)
     if kind in _REFUSED:
         raise _pickle_error(path, kind)
     if kind == "flax":
