@@ -57,6 +57,8 @@ def open_dump(path: str | os.PathLike[str], *, histograms: bool = True) -> DumpF
         DumpError: The path does not exist, or its contents are damaged or of a kind that is refused.
         MachineError: The path cannot be read.
     """
+    if not os.fspath(path):  # `Path` would make the current folder of it
+        raise DumpError("the path is empty", hint="name a file or folder")
     path = Path(path)
     if is_alarm_folder(path):
         path = path / _ALARM_DUMP
