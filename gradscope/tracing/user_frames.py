@@ -60,6 +60,9 @@ _LOST_PROCESS: Final = re.compile(r"Gloo|[Cc]oordination ?[Ss]ervice|heartbeat|[
 #: Errors of the system because of which the compiler cannot write the files that it hands to the one of a GPU.
 _DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
+#: How the files begin in which JAX calls the classes of pytrees that a model registers.
+_TREES: Final = "tree_util"
+
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -134,7 +137,9 @@ def failure_of_user(error: BaseException) -> ModelError | None:
     behind_ours = frames[len(frames) - [*reversed(ours), True].index(True) :]
     if all(is_library_file(file) or is_installed(file) for file in behind_ours):
         return None
-    return _model_error("the model failed outside of its functions, as in a signal handler", error, tuple)
+    in_tree = any(Path(file).name.startswith(_TREES) for file in behind_ours if is_library_file(file))
+    where = "where its variables or its batch are taken apart" if in_tree else "as in a signal handler"
+    return _model_error(f"the model failed outside of its functions, {where}", error, tuple)
 
 
 def _is_of_disk(text: str) -> bool:
