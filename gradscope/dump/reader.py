@@ -25,7 +25,7 @@ from gradscope.dump.sources.numpy_files import archive_note, archive_tensors, ar
 from gradscope.dump.sources.safetensors import safetensors_tensors
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.npy_header import MAGIC as NPY_MAGIC
-from gradscope.dump.storage.storage_errors import located, machine_error, machine_errors
+from gradscope.dump.storage.storage_errors import located, machine_error, permitted
 from gradscope.dump.zip.directory import Directory, read_directory
 from gradscope.dump.zip.structures import END_SIGNATURE, LOCAL_SIGNATURE
 from gradscope.errors import DumpError
@@ -62,7 +62,7 @@ def open_dump(path: str | os.PathLike[str], *, histograms: bool = True) -> DumpF
     path = Path(path)
     if is_alarm_folder(path):
         path = path / _ALARM_DUMP
-    with machine_errors("open", path), located(str(path)), _collection_paused(), ExitStack() as opened:
+    with permitted(path), located(str(path)), _collection_paused(), ExitStack() as opened:
         if _is_folder(path) and _is_process_folder(path):
             from gradscope.dump.distributed.process_reader import process_contents  # noqa: PLC0415 - as below
 
@@ -195,7 +195,7 @@ def dumps_in(folder: Path) -> dict[str, Path]:
         DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
-    with machine_errors("open", folder):
+    with permitted(folder):
         if not folder.is_dir() or _is_process_folder(folder) or is_alarm_folder(folder):
             return {}
         found = [path for path in folder.iterdir() if _is_dump(path)]

@@ -62,6 +62,19 @@ def machine_errors(doing: str, path: Path) -> Generator[None]:
         raise machine_error(doing, path, error) from error
 
 
+@contextmanager
+def permitted(path: Path) -> Generator[None]:
+    """Turns the error of a block that may not open or enter something into a `MachineError`; others pass.
+
+    Args:
+        path: What the user named, on the way to it.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise machine_error("open", path, error) from error
+
+
 def machine_error(doing: str, path: Path, error: OSError) -> MachineError:
     """Returns a `MachineError` that states the failed action, the path and the reason. See `machine_errors`."""
     cause = os.strerror(error.errno) if error.errno else str(error)

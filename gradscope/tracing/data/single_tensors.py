@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradscope.dump.reader import open_dump
-from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import DumpError
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.data.file_bounds import require_bounded
@@ -46,5 +46,5 @@ def file_of(spelling: str) -> Path:
 def _path_and_key(spelling: str) -> tuple[Path, str | None]:
     full = Path(spelling)
     path, colon, key = spelling.rpartition(":")
-    with machine_errors("open", full):
+    with permitted(full):
         return (full, None) if full.exists() or not colon else (Path(path), key)

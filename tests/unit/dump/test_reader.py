@@ -234,3 +234,10 @@ def test_dumps_are_not_looked_for_in_a_folder_that_may_not_be_entered(
     forbid(monkeypatch, tmp_path)
     with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"):
         dumps_in(tmp_path)
+
+
+def test_a_name_that_is_too_long_is_no_failure_of_the_machine(tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match="File name too long"):
+        open_dump(tmp_path / f"{'x' * 300}.npz")
+    with pytest.raises(OSError, match="File name too long"):  # the command line says what to do
+        dumps_in(tmp_path / f"{'x' * 300}.npz")
