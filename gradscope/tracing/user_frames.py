@@ -21,13 +21,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Final
 
 import jax
@@ -168,7 +169,21 @@ def _model_error(doing: str, error: BaseException, rules: Callable[[], Sequence[
 def _hint(error: BaseException, text: str) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return install_hint(error.name)
+    if (hidden := _hidden_file(error)) is not None:
+        return f"{hidden.name} beside the model is not it: another module of that name is loaded already; rename it"
     return next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None)
+
+
+def _hidden_file(error: BaseException) -> Path | None:
+    """Returns the file beside the user's that is not the module of its name, where that module lacks something."""
+    module = error.obj if isinstance(error, AttributeError) else None
+    if isinstance(error, ImportError) and error.name is not None:
+        module = sys.modules.get(error.name)
+    mine = [frame.filename for frame in _frames(error) if not is_library_file(frame.filename)]
+    if not isinstance(module, ModuleType) or not mine:
+        return None
+    beside = Path(mine[-1]).with_name(f"{module.__name__}.py")
+    return beside if beside.is_file() and getattr(module, "__file__", None) != str(beside) else None
 
 
 def _rule_owner(error: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv  # noqa: F401 - it is loaded before a model
 import errno
 import os
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -250,3 +252,15 @@ def test_a_pytree_of_the_model_that_raises_is_no_signal_handler(tmp_path: Path) 
     failure = failure_of_user(raised.value)
     assert failure is not None
     assert "where its variables or its batch are taken apart: AssertionError: mine" in failure.message
+
+
+@pytest.mark.parametrize("line", ["from csv import MINE", "import csv; csv.MINE"])
+def test_a_file_beside_the_model_that_another_module_hides_is_named(line: str, tmp_path: Path) -> None:
+    assert "csv" in sys.modules
+    file = tmp_path / "model.py"
+    file.write_text(f"{line}\n")
+    for exists in (False, True):
+        with pytest.raises(ModelError) as failed, user_code("importing model.py"):
+            exec(compile(file.read_text(), str(file), "exec"), {})
+        assert ("csv.py beside the model is not it" in str(failed.value.hint)) is exists
+        (tmp_path / "csv.py").write_text("MINE = 1\n")
