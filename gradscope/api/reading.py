@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Self, cast
 
 from gradscope.arrays.blocks import Array
-from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.interfaces import DumpSource, required_source
 from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest
 from gradscope.dump.manifest.operation_facts import Origin, Saturation
 from gradscope.dump.reader import open_dump
@@ -54,7 +54,7 @@ class Dump(Mapping[str, Array]):
 
     def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:
         self.path = path
-        self._source = source
+        self._source = required_source(source)
         self._close, self._closed = close, False
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradscope.api.reading import Dump
 from gradscope.dump.sources.memory_dump import MemoryDump
+from gradscope.errors import DumpError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.value_histograms import ValueHistogram
@@ -46,6 +47,8 @@ class Run:
     @typed()
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if not self.path:  # `Path` would make the current folder of it
+            raise DumpError("the path is empty", hint="name the folder of a run")
         self._history = History(Path(path))
 
     @property

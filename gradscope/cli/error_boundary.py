@@ -199,7 +199,9 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT and _is_of_output(failure):
         return MachineError(f"cannot write to standard output: {failure.strerror}")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
-        return MachineError(str(failure), hint=_HINTS.get(failure.errno, "check free space and permissions"))
+        on = f"{os.fsdecode(failure.filename)}: " if isinstance(failure.filename, str | bytes) else ""
+        hint = _HINTS.get(failure.errno, "check free space and permissions")
+        return MachineError(f"{on}{failure.strerror or failure}", hint=hint)
     return None
 
 

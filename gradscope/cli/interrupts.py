@@ -16,6 +16,7 @@ the process ends whether the cleanups are done or not. Buffered output is lost.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import os
@@ -46,6 +47,14 @@ _DISMISSED: Final = 0
 #: Clears the line that a progress bar was writing and shows the cursor that it hid.
 _RESTORE_TERMINAL: Final = b"\r\x1b[2K\x1b[?25h"
 
+#: What to do where the system gives no more processes or threads.
+MORE_PROCESSES: Final = "raise the limits on processes and memory (ulimit -u and -v)"
+
+#: The exit status of a `MachineError`, and what is said with it and of an interrupt.
+_FAILED: Final = 5
+_NO_THREADS: Final = f"gradscope: error: can't start new thread\nhint: {MORE_PROCESSES}\n".encode()
+_INTERRUPTED: Final = b"gradscope: interrupted\n"
+
 
 def restoring(descriptor: int) -> bytes:
     """Returns what a terminal is sent that a progress bar can no longer leave as it was; b"" where there is none."""
@@ -67,7 +76,7 @@ def end_at_once(ends_with: Callable[[int], object] | None = None) -> None:
         try:
             if ends_with is not None:
                 ends_with(128 + number)
-            _print_message()
+            _print_message(_INTERRUPTED)
         finally:
             os._exit(128 + number)
 
@@ -123,7 +132,13 @@ class Interrupts:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._restore.callback(signal.signal, number, signal.signal(number, self._leave_to_watcher))
-        self._watcher.start()
+        try:
+            self._watcher.start()
+        except RuntimeError:  # the system gives no more threads
+            self._restore.close()
+            self._reader.close()
+            self._writer.close()
+            raise
         _ENTERED.append(self)
         return self
 
@@ -175,12 +190,14 @@ class Interrupts:
             return _DISMISSED
 
     def _end_process(self, number: int) -> NoReturn:
-        status = 128 + number
+        of_blas = number == signal.SIGINT and _is_of_blas()
+        status = _FAILED if of_blas else 128 + number
         try:
             if self._ends_with is not None:
                 self._ends_with(status)
-            threading.Timer(GRACE_SECONDS, os._exit, (status,)).start()
-            _print_message()
+            with contextlib.suppress(RuntimeError):  # the system gives no more threads
+                threading.Timer(GRACE_SECONDS, os._exit, (status,)).start()
+            _print_message(_NO_THREADS if of_blas else _INTERRUPTED)
             with ExitStack() as cleanups:  # one that fails does not keep the others from running
                 for cleanup in self._cleanups:
                     cleanups.callback(cleanup)
@@ -205,11 +222,23 @@ def _leave_to_command(_number: int, _frame: FrameType | None) -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _print_message() -> None:
-    """Writes to standard error that the process was interrupted, without Python's buffers."""
+def _is_of_blas() -> bool:
+    """Returns whether NumPy's matrix library sent the signal, as it does where it gets no threads when it is loaded."""
+    spec = getattr(sys.modules.get("numpy"), "__spec__", None)
+    if not getattr(spec, "_initializing", False):
+        return False
+    try:
+        _thread.start_new_thread(int, ())
+    except RuntimeError:
+        return True
+    return False
+
+
+def _print_message(message: bytes) -> None:
+    """Writes to standard error why the process ends, without Python's buffers."""
     # The main thread may hold the locks of the buffers.
     if sys.__stderr__ is None:  # it was closed before we started, and another file may have its descriptor now
         return
     stderr = sys.__stderr__.fileno()
     with contextlib.suppress(OSError):
-        os.write(stderr, restoring(stderr) + b"gradscope: interrupted\n")
+        os.write(stderr, restoring(stderr) + message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from gradscope.cli.interrupts import Interrupts, end_at_once
@@ -35,12 +36,16 @@ def main(*, own_process: bool = False) -> NoReturn:
     from gradscope.cli.leaving import leave, leave_at_once, leave_behind_the_last, leave_threads
     from gradscope.cli.running.supervisor import is_started_by_command, runs_model, supervise
     from gradscope.cli.standard_streams import end_results, keep_stdout_for_results, open_streams
+    from gradscope.errors import MachineError
 
     open_streams()
     ends_with = None
     if runs_model(sys.argv[1:]):
         with_parent = is_started_by_command(sys.argv[1:])
-        ends_with = supervise(end_at_once if own_process else None, with_parent=with_parent)
+        try:
+            ends_with = supervise(end_at_once if own_process else None, with_parent=with_parent)
+        except MachineError as error:
+            leave(_refused(error))
         if own_process:
             leave_behind_the_last()
         keep_stdout_for_results()
@@ -61,7 +66,14 @@ def main(*, own_process: bool = False) -> NoReturn:
 
 def _status(ends_with: Callable[[int], None] | None) -> int:
     """Returns the exit status of the command, which is recorded where it has to be."""
-    with Interrupts(ends_with) as interrupts:
+    with ExitStack() as guards:
+        try:
+            interrupts = guards.enter_context(Interrupts(ends_with))
+        except RuntimeError as error:  # the system gives no more threads
+            status = _refused(error)
+            if ends_with is not None:
+                ends_with(status)
+            return status
         from functools import partial
 
         from gradscope.cli.error_boundary import guarded
@@ -74,6 +86,16 @@ def _status(ends_with: Callable[[int], None] | None) -> int:
             ends_with(status)
             leave_failed(status)
         return status
+
+
+def _refused(error: Exception) -> int:
+    """Reports why the command cannot even begin, and returns the exit status."""
+    from gradscope.cli.error_boundary import guarded
+
+    def fail() -> NoReturn:
+        raise error
+
+    return guarded(fail, sys.argv[1:])
 
 
 def _run(interrupts: Interrupts) -> int:

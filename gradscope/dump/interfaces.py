@@ -13,7 +13,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
-from gradscope.errors import MissingKeyError
+from gradscope.errors import ArgumentTypeError, MissingKeyError
 from gradscope.naming import key_of, printable
 from gradscope.naming.selecting.nearest_names import missing_key
 from gradscope.protocols import implements
@@ -175,3 +175,15 @@ class RecordSink(Protocol):
     def commit_incomplete(self, error: str, facts: RunFacts) -> Path | None:
         """Saves the records that a failed run has written so far; returns their path, or None where none is saved."""
         ...
+
+
+def required_source(source: DumpSource) -> DumpSource:
+    """Returns an object that a program gave as the source of a dump.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if not isinstance(getattr(source, "manifest", None), Manifest):
+        hint = "gradscope.load and gradscope.capture return a Dump"
+        raise ArgumentTypeError(f"source is of type {type(source).__name__}, expected a DumpSource", hint=hint)
+    return source

@@ -15,7 +15,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from gradscope.dump.manifest.manifest import MEMBER
 from gradscope.dump.sources.archive import read_archive
@@ -25,7 +25,7 @@ from gradscope.dump.sources.numpy_files import archive_note, archive_tensors, ar
 from gradscope.dump.sources.safetensors import safetensors_tensors
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.npy_header import MAGIC as NPY_MAGIC
-from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.storage_errors import located, machine_error, permitted
 from gradscope.dump.zip.directory import Directory, read_directory
 from gradscope.dump.zip.structures import END_SIGNATURE, LOCAL_SIGNATURE
 from gradscope.errors import DumpError
@@ -57,10 +57,12 @@ def open_dump(path: str | os.PathLike[str], *, histograms: bool = True) -> DumpF
         DumpError: The path does not exist, or its contents are damaged or of a kind that is refused.
         MachineError: The path cannot be read.
     """
+    if not os.fspath(path):  # `Path` would make the current folder of it
+        raise DumpError("the path is empty", hint="name a file or folder")
     path = Path(path)
     if is_alarm_folder(path):
         path = path / _ALARM_DUMP
-    with located(str(path)), _collection_paused(), ExitStack() as opened:
+    with permitted(path), located(str(path)), _collection_paused(), ExitStack() as opened:
         if _is_folder(path) and _is_process_folder(path):
             from gradscope.dump.distributed.process_reader import process_contents  # noqa: PLC0415 - as below
 
@@ -132,9 +134,14 @@ def _folder_tensors(folder: Path, opened: ExitStack) -> Iterator[ForeignTensor]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable):
         folders.sort()
         yield from (path for name in sorted(names) if (path := Path(parent, name)).suffix in _SUFFIXES)
+
+
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    """Raises for a folder that cannot be listed: without it, the files in it would be missing silently."""
+    raise machine_error("open", Path(error.filename), error) from error
 
 
 def _directory(file: InputFile) -> Directory | None:
@@ -188,9 +195,10 @@ def dumps_in(folder: Path) -> dict[str, Path]:
         DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
-    if not folder.is_dir() or _is_process_folder(folder) or is_alarm_folder(folder):
-        return {}
-    found = [path for path in folder.iterdir() if _is_dump(path)]
+    with permitted(folder):
+        if not folder.is_dir() or _is_process_folder(folder) or is_alarm_folder(folder):
+            return {}
+        found = [path for path in folder.iterdir() if _is_dump(path)]
     return {path.stem: path for path in sorted(found, key=_by_numbers)}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from gradscope.dump.storage.storage_errors import machine_error
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.database.checked_tables import CheckedTables
 from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, LOSSES_SINCE, NOISE, STATS, STEPS
@@ -43,6 +44,7 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         if not is_run(folder):
+            _require_entered(folder)
             shown = printable(str(folder))
             hint = folder_hint(folder) or "'gradscope train' makes one"
             raise DumpError(f"{shown} is no run: it has no history", hint=hint)
@@ -274,3 +276,17 @@ class History:
 def _require_column(name: str) -> None:
     if name not in STATS:
         raise UsageError(f"a history has no column {name!r}", hint=nearest_hint(name, STATS))
+
+
+def _require_entered(folder: Path) -> None:
+    """Raises where nobody can tell whether a folder is that of a run.
+
+    Raises:
+        MachineError: It, or a folder on the way to it, may not be entered.
+    """
+    try:
+        (folder / HISTORY).lstat()
+    except PermissionError as error:
+        raise machine_error("open", folder, error) from error
+    except (OSError, ValueError):  # ValueError: a NUL character
+        pass

@@ -37,7 +37,7 @@ _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 def is_run(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is the folder of a run: one that has a history."""
     with suppress(OSError, ValueError):  # ValueError: a NUL character
-        return (Path(path) / HISTORY).exists()
+        return bool(os.fspath(path)) and (Path(path) / HISTORY).exists()  # "" is not the current folder
     return False
 
 

@@ -21,13 +21,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Final
 
 import jax
@@ -59,6 +60,9 @@ _LOST_PROCESS: Final = re.compile(r"Gloo|[Cc]oordination ?[Ss]ervice|heartbeat|[
 
 #: Errors of the system because of which the compiler cannot write the files that it hands to the one of a GPU.
 _DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+#: How the files begin in which JAX calls the classes of pytrees that a model registers.
+_TREES: Final = "tree_util"
 
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -134,7 +138,9 @@ def failure_of_user(error: BaseException) -> ModelError | None:
     behind_ours = frames[len(frames) - [*reversed(ours), True].index(True) :]
     if all(is_library_file(file) or is_installed(file) for file in behind_ours):
         return None
-    return _model_error("the model failed outside of its functions, as in a signal handler", error, tuple)
+    in_tree = any(Path(file).name.startswith(_TREES) for file in behind_ours if is_library_file(file))
+    where = "where its variables or its batch are taken apart" if in_tree else "as in a signal handler"
+    return _model_error(f"the model failed outside of its functions, {where}", error, tuple)
 
 
 def _is_of_disk(text: str) -> bool:
@@ -163,7 +169,21 @@ def _model_error(doing: str, error: BaseException, rules: Callable[[], Sequence[
 def _hint(error: BaseException, text: str) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return install_hint(error.name)
+    if (hidden := _hidden_file(error)) is not None:
+        return f"{hidden.name} beside the model is not it: another module of that name is loaded already; rename it"
     return next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None)
+
+
+def _hidden_file(error: BaseException) -> Path | None:
+    """Returns the file beside the user's that is not the module of its name, where that module lacks something."""
+    module = error.obj if isinstance(error, AttributeError) else None
+    if isinstance(error, ImportError) and error.name is not None:
+        module = sys.modules.get(error.name)
+    mine = [frame.filename for frame in _frames(error) if not is_library_file(frame.filename)]
+    if not isinstance(module, ModuleType) or not mine:
+        return None
+    beside = Path(mine[-1]).with_name(f"{module.__name__}.py")
+    return beside if beside.is_file() and getattr(module, "__file__", None) != str(beside) else None
 
 
 def _rule_owner(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.errors import UsageError
+from gradscope.errors import ArgumentTypeError, UsageError
 from gradscope.naming.selecting.patterns import Pattern, Selection
 from gradscope.training.state import named_leaves
 
@@ -55,8 +55,11 @@ class Processing:
         """Refuses patterns that match no parameter.
 
         Raises:
-            UsageError: There is one, or no parameter is trained.
+            UsageError: There is one, or no parameter is trained, or one is no array.
         """
+        for name, leaf in named_leaves(params).items():
+            if not hasattr(leaf, "dtype"):
+                raise ArgumentTypeError(f"the parameter {name} is of type {type(leaf).__name__}, expected an array")
         names = list(named_leaves(params))
         self.trained.require_matches(names)
         for patterns in (self.trained.exclude, tuple(pattern for pattern, _ in self.multipliers)):

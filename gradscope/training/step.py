@@ -164,6 +164,7 @@ class TrainStep:
         variables = with_params(state.variables, merged(trained, state.params))
         return TrainState(step, variables, optimizer, average), updates
 
+    @typed()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen]:
         """Returns the state after one step on a batch, and what was observed in it.
 
@@ -175,8 +176,7 @@ class TrainStep:
             UsageError: A pattern of `select` matches nothing.
             ModelError: The loss returns no real scalar.
         """
-        after, seen, _ = self.with_gradients(state, batch)
-        return after, seen
+        return self.with_gradients(state, batch)[:2]
 
     def with_gradients(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen, Any]:
         """Returns what a call returns, and the gradients of the trained parameters as differentiated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -253,7 +254,7 @@ def _run(
         usual = Path(model.slug if is_shared() else f"{model.slug}.npz")
         path = run_options.output or usual
         with options.working_in(start):
-            is_usual = path.resolve() == usual.resolve()  # named or not
+            is_usual = os.path.realpath(path) == os.path.realpath(usual)  # named or not, or a link to itself
             own = is_usual and not run_options.force and replaces_own_dump(path, named)
             writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))
         with reads_remembered():

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, get_type_hints
 
-from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.interrupts import MORE_PROCESSES, Interrupts
 from gradscope.errors import MachineError
 from gradscope.naming.wording import counted
 
@@ -38,13 +38,17 @@ def run_on(count: int, arguments: Sequence[str], interrupts: Interrupts) -> int:
         The exit status.
 
     Raises:
-        MachineError: A signal ended that process.
+        MachineError: It cannot be started, or a signal ended it.
     """
     command = [sys.executable, "-m", "gradscope", *arguments]
     # In a session of its own, because a terminal sends Ctrl-C to all processes of one.
-    with subprocess.Popen(  # noqa: S603 - this program
-        command, stdout=subprocess.DEVNULL, env=_environment(count), start_new_session=True
-    ) as process:
+    try:
+        process = subprocess.Popen(  # noqa: S603 - this program
+            command, stdout=subprocess.DEVNULL, env=_environment(count), start_new_session=True
+        )
+    except OSError as error:
+        raise MachineError(f"no process can be started: {error.strerror}", hint=MORE_PROCESSES) from error
+    with process:
         interrupts.on_interrupt(process.terminate)
         status = process.wait()
     if status < 0:  # no shell says of it what it says of a command

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gradscope.cli.interrupts import restoring
+from gradscope.cli.interrupts import MORE_PROCESSES, restoring
 from gradscope.errors import MachineError
 
 #: The commands that run a model, or trace one.
@@ -88,6 +88,9 @@ def supervise(
 
     Returns:
         A function, in the child only, that records the exit status with which the child is about to end.
+
+    Raises:
+        MachineError: The system gives no more processes.
     """
     if not hasattr(signal, "sigwaitinfo"):  # macOS: an abort of a library keeps its own status there
         return _ignore
@@ -100,7 +103,7 @@ def supervise(
     waited = {*_PASSED_ON, signal.SIGCHLD}
     # A signal that arrives between the fork and the wait is kept for the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    parent, child = os.getpid(), os.fork()
+    parent, child = os.getpid(), _forked(before)
     if child:
         _prctl(_SET_CHILD_SUBREAPER, 1)
         status = _status_of(child, waited)
@@ -117,6 +120,15 @@ def supervise(
         guard(ends_with)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ends_with
+
+
+def _forked(mask: set[signal.Signals | int]) -> int:
+    """Forks, and returns what `os.fork` does; where it fails, no signal stays blocked but those of a mask."""
+    try:
+        return os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise MachineError(f"no process can be started: {error.strerror}", hint=MORE_PROCESSES) from error
 
 
 def _ignore(status: int) -> None:
@@ -200,14 +212,21 @@ def _end_as(status: int, record: Any) -> NoReturn:
     with contextlib.suppress(OSError):  # standard error is closed
         os.write(_STDERR, restoring(_STDERR))
     name = signal.Signals(-status).name if status < 0 else ""
+    if name == "SIGXCPU":
+        _end_with("gradscope: error: the limit on CPU time is reached", "raise it (ulimit -t), or run less")
     if status < 0 and name not in _CRASHES:
         signal.signal(-status, signal.SIG_DFL) if name not in {"SIGKILL", "SIGSTOP"} else None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
         os.kill(os.getpid(), -status)
     ended = f"by {name}" if name else f"with status {status}"
-    message = f"gradscope: error: a library or the model ended the process {ended}, without an exception\n"
-    causes = "a wrong flag in XLA_FLAGS does this, or that another process of the run died"
-    hint = f"hint: what it wrote before that may say why; {causes}\n"
+    causes = "a wrong flag in XLA_FLAGS does this, a limit (ulimit -a), or that another process of the run died"
+    _end_with(
+        f"gradscope: error: a library or the model ended the process {ended}, without an exception",
+        f"what it wrote before that may say why; {causes}",
+    )
+
+
+def _end_with(message: str, hint: str) -> NoReturn:
     with contextlib.suppress(OSError):  # standard error is closed
-        os.write(_STDERR, (message + hint).encode())
+        os.write(_STDERR, f"{message}\nhint: {hint}\n".encode())
     os._exit(MachineError.exit_code)

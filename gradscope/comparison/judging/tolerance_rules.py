@@ -120,6 +120,7 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
 
     Raises:
         DumpError: The file cannot be read.
+        MachineError: It may not be read.
         UsageError: A line is not a rule; the message has its number.
     """
     rules: list[ToleranceRule] = []

@@ -41,8 +41,8 @@ _HINTS: Final = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some of your quota, or write to another disk",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or write less",
-    errno.EACCES: "choose a folder you have the permission for",
-    errno.EPERM: "choose a folder you have the permission for",
+    errno.EACCES: "choose a file or folder you have the permission for",
+    errno.EPERM: "choose a file or folder you have the permission for",
     errno.EROFS: "write to a disk that is not read-only",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
@@ -60,6 +60,19 @@ def machine_errors(doing: str, path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise machine_error(doing, path, error) from error
+
+
+@contextmanager
+def permitted(path: Path) -> Generator[None]:
+    """Turns the error of a block that may not open or enter something into a `MachineError`; others pass.
+
+    Args:
+        path: What the user named, on the way to it.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise machine_error("open", path, error) from error
 
 
 def machine_error(doing: str, path: Path, error: OSError) -> MachineError:

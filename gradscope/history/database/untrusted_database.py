@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
-from gradscope.errors import DumpError
+from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, LARGEST, VERSION, tables_of
 from gradscope.naming import printable
 
@@ -35,6 +35,12 @@ WORK_UNIT: Final = 100_000
 #: What a damaged file makes SQLite and its texts raise.
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
+#: Errors of SQLite for which no file is to blame, and those among them for which one is: a page that is not whole.
+_OF_MACHINE: Final = frozenset({
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL,
+})  # fmt: skip
+_OF_FILE: Final = frozenset({sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
+
 #: Columns that have integers only.
 _INTEGERS: Final = frozenset(
     {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
@@ -54,7 +60,7 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
 
     Raises:
         DumpError: It is no file of SQLite.
-        OSError: It cannot be read.
+        MachineError: It cannot be read.
     """
     with InputFile(path) as file:
         size_bytes = file.size_bytes
@@ -80,6 +86,7 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
         for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
     except sqlite3.Error as error:
+        _require_of_file(path, error)
         raise DumpError(f"it is not a history that can be read: {error}") from error
     return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
 
@@ -94,6 +101,7 @@ def reading(path: Path, unless: str = "it is damaged") -> Generator[None]:
 
     Raises:
         DumpError: It cannot be read.
+        MachineError: The machine is why.
     """
     with located(str(path)):
         try:
@@ -102,7 +110,24 @@ def reading(path: Path, unless: str = "it is damaged") -> Generator[None]:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 hint = "end that process, or wait for it, and try again"
                 raise DumpError("another process has locked it", hint=hint) from error
+            _require_of_file(path, error)
             raise DumpError(f"{unless}: {error}") from error
+
+
+def _require_of_file(path: Path, error: Exception) -> None:
+    """Raises where it is not the file for which SQLite fails, but the disk, a permission or memory.
+
+    Raises:
+        MachineError: It is one of these.
+    """
+    code = getattr(error, "sqlite_errorcode", 0)
+    # A log that nobody has closed needs an index beside it, which a full or read-only folder refuses.
+    unmade = code & 0xFF == sqlite3.SQLITE_CANTOPEN and path.with_name(f"{path.name}-wal").is_file()
+    if unmade or (code & 0xFF in _OF_MACHINE and code not in _OF_FILE):
+        raise MachineError(
+            f"cannot read {printable(str(path))}: {error}",
+            hint="check free space and permissions: a run that was killed needs some to be read",
+        ) from error
 
 
 def _is_cut_short(path: Path, header: bytes) -> bool:

@@ -131,15 +131,19 @@ def _create(path: Path, facts: Mapping[str, str]) -> None:
     made = path.with_name(f".gradscope-{path.name}")
     made.unlink(missing_ok=True)
     units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS, **NOISE}.items()]
-    connection = _connected(made)
-    with closing(connection), transaction(connection):
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
-        for statement in TABLES.values():
-            connection.execute(statement)
-        connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
-        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
-    made.replace(path)
+    try:
+        connection = _connected(made)
+        with closing(connection), transaction(connection):
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+            for statement in TABLES.values():
+                connection.execute(statement)
+            connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
+            connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+        made.replace(path)
+    except BaseException:  # a folder in which it stays is no empty one
+        made.unlink(missing_ok=True)
+        raise
 
 
 def _renew(connection: sqlite3.Connection) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.input_file import InputFile
-from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.storage_errors import located, permitted
 from gradscope.dump.zip.directory import read_directory
 from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError, MachineError
@@ -116,7 +116,8 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
         DumpError: There is none, it is damaged, or of a kind that is refused.
         MachineError: The library that reads it is not installed.
     """
-    path = checkpoint_in(location)
+    with permitted(location):
+        path = checkpoint_in(location)
     if path.suffix in _KERAS:
         raise _keras_error(path)
     if path.name.endswith(SHARDED):
@@ -124,7 +125,8 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             f"{printable(str(path))}: it has the names of files, and no tensors",
             hint=f"name the folder that the files are in: {printable(str(path.parent))}",
         )
-    kind = _kind(path)
+    with permitted(path):
+        kind = _kind(path)
     if kind in _REFUSED:
         raise _pickle_error(path, kind)
     if kind == "flax":

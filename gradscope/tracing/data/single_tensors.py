@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradscope.dump.reader import open_dump
+from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import DumpError
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.data.file_bounds import require_bounded
@@ -21,7 +22,8 @@ def tensor_from_file(spelling: str) -> Any:
         The tensor.
 
     Raises:
-        DumpError: The file cannot be read, has no such tensor, or has several and none is named.
+        DumpError: The file has no such tensor, or has several and none is named.
+        MachineError: The file cannot be read.
     """
     path, key = _path_and_key(spelling)
     with open_dump(path) as file:
@@ -44,4 +46,5 @@ def file_of(spelling: str) -> Path:
 def _path_and_key(spelling: str) -> tuple[Path, str | None]:
     full = Path(spelling)
     path, colon, key = spelling.rpartition(":")
-    return (full, None) if full.exists() or not colon else (Path(path), key)
+    with permitted(full):
+        return (full, None) if full.exists() or not colon else (Path(path), key)

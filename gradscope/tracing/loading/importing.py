@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
 
+from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming.selecting.nearest_names import nearest_hint
@@ -51,7 +52,10 @@ def import_location(target: Target) -> ModuleType:
         return _imported(target.location)
     if target.rule == "zoo":
         return _loaded(zoo_file(target.location))
-    path = _existing_file(Path(target.location)).resolve()
+    location = Path(target.location)
+    with permitted(location):
+        path = _existing_file(location).resolve()
+        path.open("rb").close()  # Python would say of a file without permission that the model failed
     _put_first(path.parent)
     return _loaded(path)
 

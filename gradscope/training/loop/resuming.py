@@ -101,6 +101,8 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, not
         other = f"from {states[before[-1]].name}" if before else "from the beginning"
         repair = f"remove {path.name} from the folder of the run to resume {other}"
         raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
+    if (taken := int(saved.state.step)) != number:
+        raise DumpError(f"{printable(str(path))}: it is the state after {counted(taken, 'step')}", hint=OTHER_RUN)
     earlier = f"; remove it to go on from {states[before[-1]].name}" if before else ""
     notify(f"going on from {path.name}{earlier}")
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)

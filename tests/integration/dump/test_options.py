@@ -114,14 +114,16 @@ def test_a_link_is_followed(folder: Path) -> None:
 def test_what_is_no_regular_file_is_never_replaced(folder: Path) -> None:
     (folder / "folder.npz").mkdir()
     os.mkfifo(folder / "fifo.npz")
+    (folder / "loop.npz").symlink_to("loop.npz")
     for target, says in (
+        ("loop.npz", "Too many levels of symbolic links"),
         ("folder.npz", "it is a folder, not a regular file"),
         ("fifo.npz", "it is a FIFO, not a regular file"),
         ("/dev/null", "it is a device, not a regular file"),
         ("none/x.npz", f"there is no folder {folder / 'none'}"),
     ):
         refused(dump(folder, "-o", target, "--force"), 2, says)
-    assert names(folder) == ["fifo.npz", "folder.npz", "model.py"]
+    assert names(folder) == ["fifo.npz", "folder.npz", "loop.npz", "model.py"]
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 

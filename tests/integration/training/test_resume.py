@@ -162,3 +162,12 @@ def test_data_that_changed_are_other_data(folder: Path) -> None:
         2, "gradscope: error: the data file has changed since the run in own began",
     )  # fmt: skip
     assert gradscope(*command, "--steps", 6, "--resume", "--force", folder=folder).status == 0
+
+
+def test_a_state_under_the_name_of_another_is_not_gone_on_from(folder: Path) -> None:
+    shutil.copytree(folder / "whole", folder / "renamed")
+    last = max((folder / "renamed").glob("state-*.npz"))
+    last.rename(last.with_name("state-000041.npz"))
+    done = gradscope(*TRAIN, "--steps", 42, "-o", "renamed", "--resume", folder=folder)
+    assert done.status == 3
+    assert "state-000041.npz: it is the state after 40 steps" in done.lines[0]

@@ -17,9 +17,10 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.reader import dumps_in, open_dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.verify import verify
-from gradscope.errors import DumpError, UsageError
+from gradscope.errors import DumpError, MachineError, UsageError
 from gradscope.naming import key_of
 from tests.support.dumps import record, some_of_everything, without_array, write
+from tests.support.permissions import forbid
 
 SCALARS = sorted(
     {
@@ -215,3 +216,28 @@ def test_an_archive_without_members_is_said_to_be_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "none.npz")
     with pytest.raises(DumpError, match="an archive without any tensor"), open_dump(tmp_path / "none.npz"):
         pass
+
+
+@pytest.mark.parametrize("at", ["", "inner"])
+def test_a_folder_that_may_not_be_entered_is_refused(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    np.save(tmp_path / "a.npy", np.ones(3))
+    np.save(tmp_path / "inner" / "b.npy", np.ones(3))
+    forbid(monkeypatch, tmp_path / at)
+    with pytest.raises(MachineError, match=f"cannot open .*{at}: Permission denied"):
+        open_dump(tmp_path)
+
+
+def test_dumps_are_not_looked_for_in_a_folder_that_may_not_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(monkeypatch, tmp_path)
+    with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"):
+        dumps_in(tmp_path)
+
+
+def test_a_name_that_is_too_long_is_no_failure_of_the_machine(tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match="File name too long"):
+        open_dump(tmp_path / f"{'x' * 300}.npz")
+    with pytest.raises(OSError, match="File name too long"):  # the command line says what to do
+        dumps_in(tmp_path / f"{'x' * 300}.npz")

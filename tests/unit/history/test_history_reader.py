@@ -20,12 +20,14 @@ import pytest
 
 from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
+from gradscope.history.database.untrusted_database import reading
 from gradscope.history.exporting.long_table import csv_parts
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY
 from gradscope.training.loop.resuming import start
 from gradscope.training.probing.probe_history import ProbeHistory
+from tests.support.permissions import forbid
 
 #: A state that nothing looks at.
 ANYTHING: Any = None
@@ -152,3 +154,24 @@ def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path)
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(MachineError, match="has been removed"):
         writer.close()
+
+
+def test_a_folder_that_may_not_be_entered_is_not_said_to_be_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    forbid(monkeypatch, tmp_path)
+    with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"):
+        History(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("CANTOPEN", MachineError), ("FULL", MachineError), ("CORRUPT", DumpError)]
+)
+def test_a_log_whose_index_cannot_be_made_is_no_damage(code: str, error: type[Exception], tmp_path: Path) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    (tmp_path / f"{HISTORY}-wal").touch()
+    failure = sqlite3.OperationalError("failed")
+    failure.sqlite_errorcode = getattr(sqlite3, f"SQLITE_{code}")
+    with pytest.raises(error, match="failed"), reading(tmp_path / HISTORY):
+        raise failure

@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from gradscope.errors import UsageError
+import pytest
+
+from gradscope.errors import MachineError, UsageError
+from gradscope.history.database import writable_database
+from gradscope.history.database.schema import TABLES
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord
 from gradscope.history.history_writer import HistoryWriter
@@ -120,3 +124,10 @@ def test_a_folder_that_is_closed_is_unlocked_whoever_has_its_lock_open(tmp_path:
     folder.close()
     RunFolder(tmp_path).close()
     os.close(inherited)
+
+
+def test_a_history_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writable_database, "TABLES", {**TABLES, "full": "CREATE TABLE full (disk"})
+    with pytest.raises(MachineError, match="cannot write to"):
+        HistoryWriter(tmp_path, from_step=0, facts={})
+    assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv  # noqa: F401 - it is loaded before a model
 import errno
 import os
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 from gradscope.errors import DumpError, MachineError, ModelError
 from gradscope.tracing.jaxpr import frames as one_of_our_modules
-from gradscope.tracing.user_frames import user_code
+from gradscope.tracing.user_frames import failure_of_user, user_code
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -236,3 +238,29 @@ def test_a_rule_that_fails_where_the_program_runs_is_one_of_those_in_the_loss() 
     ):
         raise TypeError("Computation compiled for 7 inputs but called with 4")
     assert refused.value.hint is not None
+
+
+def test_a_pytree_of_the_model_that_raises_is_no_signal_handler(tmp_path: Path) -> None:
+    file = tmp_path / "tree.py"
+    file.write_text("def flatten(tree): raise AssertionError('mine')\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    kind = type("Tree", (), {})
+    jax.tree_util.register_pytree_node(kind, names["flatten"], lambda _, children: kind(*children))
+    with pytest.raises(AssertionError) as raised:
+        jax.tree_util.tree_leaves(kind())
+    failure = failure_of_user(raised.value)
+    assert failure is not None
+    assert "where its variables or its batch are taken apart: AssertionError: mine" in failure.message
+
+
+@pytest.mark.parametrize("line", ["from csv import MINE", "import csv; csv.MINE"])
+def test_a_file_beside_the_model_that_another_module_hides_is_named(line: str, tmp_path: Path) -> None:
+    assert "csv" in sys.modules
+    file = tmp_path / "model.py"
+    file.write_text(f"{line}\n")
+    for exists in (False, True):
+        with pytest.raises(ModelError) as failed, user_code("importing model.py"):
+            exec(compile(file.read_text(), str(file), "exec"), {})
+        assert ("csv.py beside the model is not it" in str(failed.value.hint)) is exists
+        (tmp_path / "csv.py").write_text("MINE = 1\n")

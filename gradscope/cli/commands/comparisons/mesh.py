@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -91,18 +91,18 @@ def mesh(
     model_options.request(target)  # before the work
     selection_options.family_set()
     compare_options = JudgeOptions(tol=tol).options(selection_options.selection())
-    _prepare_folder(output, counts, target, force=force)
     again = [
         *spelled(model_options), *spelled(selection_options), f"--output={output}", *(["--ops"] if ops else []),
         *(["--no-cache"] if no_cache else []), *(["--quiet"] if quiet else []),
     ]  # fmt: skip
-    for count in counts:
-        if not quiet:
-            say(f"running on {counted(count, 'device')}")
-        if status := run_process(count, ["mesh", f"--run-on={count}", *again, "--", target], context.obj):
-            # A process that a library has ended does not say on how many devices it ran.
-            say(f"the run on {counted(count, 'device')} ended with status {status}")
-            raise typer.Exit(status)
+    with _prepared_folder(output, counts, target, force=force):
+        for count in counts:
+            if not quiet:
+                say(f"running on {counted(count, 'device')}")
+            if status := run_process(count, ["mesh", f"--run-on={count}", *again, "--", target], context.obj):
+                # A process that a library has ended does not say on how many devices it ran.
+                say(f"the run on {counted(count, 'device')} ended with status {status}")
+                raise typer.Exit(status)
     from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
 
     found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
@@ -132,8 +132,9 @@ def _path(folder: Path, count: int) -> Path:
     return folder / f"devices-{count}.npz"
 
 
-def _prepare_folder(folder: Path, counts: Sequence[int], target: str, *, force: bool) -> None:
-    """Makes the folder of the output.
+@contextmanager
+def _prepared_folder(folder: Path, counts: Sequence[int], target: str, *, force: bool) -> Generator[None]:
+    """Makes the folder of the output, which does not stay where the block fails and left nothing in it.
 
     Raises:
         UsageError: It is no folder, or has other files than dumps of the target.
@@ -141,15 +142,19 @@ def _prepare_folder(folder: Path, counts: Sequence[int], target: str, *, force: 
     """
     from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.dump.manifest.provenance import without_folder
+    from gradscope.dump.storage.writing.atomic_folder import made_folder
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise UsageError(f"{folder} is not a folder", hint="name a folder with --output") from error
-    except OSError as error:
-        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint="name another one") from error
-    for count in () if force else counts:
-        replaces_own_dump(_path(folder, count), without_folder(target))
+    with ExitStack() as made:
+        try:
+            made.enter_context(made_folder(folder))
+        except FileExistsError as error:
+            raise UsageError(f"{folder} is not a folder", hint="name a folder with --output") from error
+        except OSError as error:
+            message = f"the folder {folder} cannot be made: {error.strerror}"
+            raise MachineError(message, hint="name another one") from error
+        for count in () if force else counts:
+            replaces_own_dump(_path(folder, count), without_folder(target))
+        yield
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def _export_csv(
 def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> str:
     """Returns what was written where."""
     from gradscope.dump.storage.storage_errors import machine_errors
-    from gradscope.dump.storage.writing.atomic_folder import folder_aside
+    from gradscope.dump.storage.writing.atomic_folder import folder_aside, made_folder
     from gradscope.dump.storage.writing.partial_file import sync_folder
     from gradscope.errors import UsageError
     from gradscope.history.exporting.event_files import export_events
@@ -114,14 +114,13 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
     from gradscope.naming.wording import counted
 
     with machine_errors("write to", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        before = event_files_in(folder)
+        before = event_files_in(folder) if folder.exists() else []
         if before and not force:
             raise UsageError(
                 f"{printable(str(folder))} has event files already", hint="name another folder, or replace with --force"
             )
     # They are made aside: what ends the process leaves no part of them, and the old ones.
-    with folder_aside(folder.absolute() / "events") as aside:
+    with machine_errors("write to", folder), made_folder(folder), folder_aside(folder.absolute() / "events") as aside:
         steps = export_events(history, selects, aside)
         with machine_errors("write to", folder):
             made = [path.replace(folder / path.name) for path in event_files_in(aside)]

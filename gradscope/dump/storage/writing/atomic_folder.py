@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gradscope.dump.storage.storage_errors import machine_errors
@@ -68,6 +68,29 @@ def folder_aside(target: Path) -> Generator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
         ended(aside)
         os.close(descriptor)
+
+
+@contextmanager
+def made_folder(path: Path) -> Generator[None]:
+    """Makes a folder, and those around it, and removes them again where the block fails and left nothing in them.
+
+    Args:
+        path: The folder, which may exist.
+
+    Raises:
+        FileExistsError: It is no folder.
+        OSError: It cannot be made.
+    """
+    around = (path, *path.parents)
+    missing = [each for each in around if not each.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # it has something in it, or is not there
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def _name(aside: Path, target: Path) -> None:

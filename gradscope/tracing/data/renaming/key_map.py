@@ -48,7 +48,8 @@ def read_key_map(path: Path) -> KeyMap:
     try:
         text = bounded_text(path, _LARGEST_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise DumpError(f"{printable(str(path))}: it cannot be read as a key map: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise DumpError(f"{printable(str(path))}: it cannot be read as a key map: {reason}") from error
     lines = enumerate(map(str.strip, text.splitlines()), 1)
     together = MatchingTime()
     return KeyMap(tuple(_rule(f"{path}:{number}", line, together) for number, line in lines if line and line[0] != "#"))

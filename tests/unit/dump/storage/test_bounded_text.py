@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ from gradscope.comparison.judging.tolerance_rules import read_rules
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.dump.storage import bounded_text as module
 from gradscope.dump.storage.bounded_text import bounded_text
-from gradscope.errors import DumpError
+from gradscope.errors import DumpError, MachineError
 from gradscope.tracing.data.renaming.key_map import read_key_map
+from tests.support.permissions import forbid
 
 
 def test_a_text_of_the_limit_is_read_and_a_longer_one_is_not(tmp_path: Path) -> None:
@@ -66,3 +68,24 @@ def test_a_pipe_and_a_fifo_are_read_to_their_end(chunks: list[bytes], *, opened_
     os.close(writing)
     assert bounded_text(Path(f"/dev/fd/{reading}"), 1 << 20).encode() == b"".join(chunks)
     os.close(reading)
+
+
+@pytest.mark.parametrize("read", [read_rules, read_map, read_key_map])
+def test_a_file_that_may_not_be_read_is_no_damaged_one(
+    read: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("")
+    forbid(monkeypatch, tmp_path)
+    assert callable(read)
+    with pytest.raises(MachineError, match=r"cannot read .*a.txt: Permission denied"):
+        read(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("read", [read_rules, read_map, read_key_map])
+def test_a_device_that_has_nothing_to_read_is_not_waited_for(read: object) -> None:
+    ours, theirs = pty.openpty()
+    assert callable(read)
+    with pytest.raises(DumpError, match="nothing to read now"):
+        read(Path(os.ttyname(theirs)))
+    os.close(ours)
+    os.close(theirs)

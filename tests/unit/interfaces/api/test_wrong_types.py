@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 import gradscope as gs
 from gradscope.errors import ArgumentTypeError
+from gradscope.history.history_writer import HistoryWriter
 
 Function = Callable[..., Any]
 
@@ -110,3 +112,28 @@ def test_a_tolerance_may_be_a_number_of_numpy(tmp_path: Path) -> None:
 def test_a_threshold_that_nothing_can_be_above_is_refused(limit: float) -> None:
     with pytest.raises(gs.UsageError, match=r"dead is (nan|-1), expected a number of at least 0"):
         gs.Thresholds(dead=limit)
+
+
+@pytest.mark.parametrize("opened", [gs.load, gs.Run])
+def test_an_empty_path_is_not_the_current_folder(
+    opened: Function, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "a.npy", np.ones(3))
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(gs.DumpError, match="the path is empty"):
+        opened("")
+
+
+def test_what_is_no_source_is_no_dump() -> None:
+    with pytest.raises(ArgumentTypeError, match="source is of type int, expected a DumpSource"):
+        gs.Dump(3)  # type: ignore[arg-type]
+
+
+def test_a_step_names_parameters_and_states_that_are_none() -> None:
+    step = gs.train_step(lambda variables, batch: (variables["w"] * batch).sum(), optax.sgd(0.1))
+    for variables, name in (("x", "value"), ({"a": {"w": 3}}, "a/w")):
+        with pytest.raises(ArgumentTypeError, match=f"the parameter {name} is of type .*, expected an array"):
+            step.init(variables)
+    with pytest.raises(ArgumentTypeError, match=r"state is 'x', expected \w"):
+        step("x", np.ones(3))

@@ -163,7 +163,9 @@ def test_a_part_of_a_list_may_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_to_do_about_an_error_of_the_system_depends_on_it(
     number: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reported(OSError(number, "failed", "x.npz"), capsys)[1].startswith(f"hint: {words}")
+    first, hint = reported(OSError(number, "failed", "x.npz"), capsys)
+    assert first == "gradscope: error: x.npz: failed"
+    assert hint.startswith(f"hint: {words}")
 
 
 def reported(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

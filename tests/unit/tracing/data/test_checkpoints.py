@@ -13,12 +13,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.errors import DumpError, GradscopeError, UsageError
+from gradscope.errors import DumpError, GradscopeError, MachineError, UsageError
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
+from gradscope.tracing.data.single_tensors import tensor_from_file
 from tests.support.dumps import record, write
+from tests.support.permissions import forbid
 
 VARIABLES: dict[str, Any] = {
     "batch_stats": {"norm": {"mean": np.arange(3, dtype=np.float32)}},
@@ -336,3 +338,13 @@ def test_a_flax_checkpoint_whose_dtypes_are_none_is_refused(tmp_path: Path, dtyp
 def test_a_key_map_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=r"absent.map: it cannot be read as a key map"):
         read_key_map(tmp_path / "absent.map")
+
+
+def test_a_checkpoint_in_a_folder_that_may_not_be_entered_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(monkeypatch, tmp_path)
+    with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"), open_checkpoint(tmp_path / "a.npz"):
+        pass
+    with pytest.raises(MachineError, match=r"cannot open .*: Permission denied"):
+        tensor_from_file(str(tmp_path / "a.npz"))

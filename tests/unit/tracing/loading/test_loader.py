@@ -13,11 +13,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from gradscope.errors import GradscopeError, ModelError, UsageError
+from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.frameworks.modules.input_spec import InputSpec, parse_input
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.model import Model
+from tests.support.permissions import forbid
 
 FUNCTIONS = """
 def init(key): raise AssertionError("init ran")
@@ -372,3 +373,13 @@ def test_a_module_of_penzai_is_refused_with_what_to_do_with_its_variables(tmp_pa
     with pytest.raises(ModelError) as refused:
         load_model(f"{tmp_path / 'net.py'}:net")
     assert "pz.unbind_params(model)" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("forbidden", ["inner", "inner/net.py"])
+def test_a_file_that_may_not_be_read_is_no_failure_of_the_model(
+    forbidden: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("inner/net.py", FUNCTIONS)
+    forbid(monkeypatch, folder / forbidden)
+    with pytest.raises(MachineError, match=r"cannot open inner/net.py: Permission denied"):
+        load_model("inner/net.py")
