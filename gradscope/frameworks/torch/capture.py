@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,7 @@ from gradscope.errors import ModelError
 from gradscope.frameworks.torch.conversion import mapped, tensors_in
 from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
 from gradscope.frameworks.torch.torch_environment import provenance
-from gradscope.frameworks.torch.torch_values import Value, Values
-
-#: The autograd node of a reentrant checkpoint.
-_REENTRANT: Final = "CheckpointFunctionBackward"
+from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
 
 
 def capture(
@@ -159,7 +156,7 @@ def _has_reentrant_checkpoints(loss: Tensor) -> bool:
         node = left.pop()
         if node is None or node in seen:
             continue
-        if node.name() == _REENTRANT:
+        if node.name() == REENTRANT:
             return True
         seen.add(node)
         left += [each for each, _ in node.next_functions]

@@ -30,6 +30,9 @@ from gradscope.stats.power import Power, power_of
 #: Where a value is that is not captured.
 _HIDDEN: Final = "inside torch.vmap, torch.func.grad or another function transform"
 
+#: The autograd node of a reentrant checkpoint.
+REENTRANT: Final = "CheckpointFunctionBackward"
+
 #: The autograd node that made a value, and the number of the output.
 _Identity: TypeAlias = tuple[Any, int]
 
@@ -138,13 +141,13 @@ class Values:
     def known(self, tensor: Tensor) -> Value | None:
         """Returns the value of a tensor; None where it is new."""
         found = None if tensor.grad_fn is None else self.at(tensor.grad_fn, tensor.output_nr)
-        seen = self._objects.get(id(tensor)) if found is None else None
-        if seen is None or tensor.is_inference() or not seen.is_as_in(tensor):
+        seen = self._objects.get(id(_passed_on(tensor))) if found is None else None
+        if seen is None or tensor.is_inference() or not seen.is_as_in(_passed_on(tensor)):
             return found
         if tensor.grad_fn is not None:
-            # What a checkpoint has returned has a node from then on, at which its whole gradient arrives.
+            # What a checkpoint has returned has a node from then on. A part of its gradient arrives there, that of what
+            # is behind the checkpoint; the whole does where it is computed again.
             self._known[tensor.grad_fn, tensor.output_nr] = seen.value
-            self._observe(tensor, seen.value)
         return seen.value
 
     def at(self, node: Any, number: int) -> Value | None:
@@ -162,7 +165,8 @@ class Values:
             return
         digest = content_hash([to_numpy(tensor)])
         for value in self._values:
-            if value.digest == digest and any(without_occurrence(known) == name for known in value.names):
+            # By its other names, it is what a later checkpoint was given: only a part of its gradient arrives there.
+            if value.digest == digest and without_occurrence(value.name) == name:
                 self._observe(tensor, value)
                 return
 
@@ -240,6 +244,15 @@ class Values:
 
     def _write_alias(self, value: Value, family: str, name: str) -> None:
         self.sink.add(value.record(family, name, alias_of=naming.key_of(family, value.name)))
+
+
+def _passed_on(tensor: Tensor) -> Tensor:
+    """Returns what a reentrant checkpoint was given and returns as it is, of which it makes a view; else the tensor."""
+    base = tensor._base  # noqa: SLF001 - PyTorch has no public name for it
+    if base is None or tensor.grad_fn is None or tensor.grad_fn.name() != REENTRANT:
+        return tensor
+    whole = (tensor.shape, tensor.stride(), tensor.data_ptr()) == (base.shape, base.stride(), base.data_ptr())
+    return base if whole else tensor
 
 
 def _version(tensor: Tensor) -> int:

@@ -314,31 +314,33 @@ def test_reentrant_checkpoints_have_the_gradients_of_the_others() -> None:
 
 
 class _Block(nn.Module):
-    """A block that returns what its last layer returns, and a value that it was given, as blocks of T5 do."""
+    """A block that returns what its last layer returns, and values that it was given or makes for all, as T5's do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix, self.act, self.drop = nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Dropout(0.5).eval()
+        self.mix, self.scale, self.drop = nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.5).eval()
+        self.act = nn.ReLU(inplace=True)
 
-    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return self.drop(self.act(self.mix(x) + bias)), self.drop(bias)
+    def forward(self, x: Tensor, bias: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        scale = self.scale(bias) if scale is None else self.drop(scale)
+        return self.drop(self.act(self.mix(x) * scale + bias)), self.drop(bias), scale
 
 
 class _Stack(nn.Module):
-    """Two blocks , checkpointed or not, that pass a parameter on."""
+    """Blocks, checkpointed or not, that pass on a parameter and a value that the first of them makes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bias, self.embed = nn.Parameter(torch.randn(3)), nn.Linear(3, 3)
-        self.blocks = nn.ModuleList([_Block(), _Block()])
+        self.blocks = nn.ModuleList([_Block(), _Block(), _Block()])
         self.checkpointed = False
 
     def forward(self, x: Tensor) -> Tensor:
-        x, bias = self.embed(x), self.bias
+        values = self.embed(x), self.bias, None
         for block in self.blocks:
             run = partial(torch.utils.checkpoint.checkpoint, block, use_reentrant=True) if self.checkpointed else block
-            x, bias = run(x, bias)
-        return x + bias
+            values = run(*values)
+        return values[0] * values[1] + values[2]
 
 
 def test_values_in_reentrant_checkpoints_have_all_their_names_and_one_gradient() -> None:
