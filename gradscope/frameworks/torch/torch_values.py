@@ -141,14 +141,18 @@ class Values:
     def known(self, tensor: Tensor) -> Value | None:
         """Returns the value of a tensor; None where it is new."""
         found = None if tensor.grad_fn is None else self.at(tensor.grad_fn, tensor.output_nr)
-        seen = self._objects.get(id(_passed_on(tensor))) if found is None else None
-        if seen is None or tensor.is_inference() or not seen.is_as_in(_passed_on(tensor)):
+        if found is not None or tensor.is_inference():
             return found
-        if tensor.grad_fn is not None:
+        origin = _passed_on(tensor)
+        if origin is not tensor:
+            found = self.known(origin)
+        elif (seen := self._objects.get(id(tensor))) is not None and seen.is_as_in(tensor):
+            found = seen.value
+        if found is not None and tensor.grad_fn is not None:
             # What a checkpoint has returned has a node from then on. A part of its gradient arrives there, that of what
             # is behind the checkpoint; the whole does where it is computed again.
-            self._known[tensor.grad_fn, tensor.output_nr] = seen.value
-        return seen.value
+            self._known[tensor.grad_fn, tensor.output_nr] = found
+        return found
 
     def at(self, node: Any, number: int) -> Value | None:
         """Returns the value that is the output of a number of an autograd node; None where it is unknown."""

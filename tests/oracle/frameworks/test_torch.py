@@ -331,7 +331,7 @@ class _Stack(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias, self.embed = nn.Parameter(torch.randn(3)), nn.Linear(3, 3)
+        self.bias, self.embed = nn.Parameter(torch.randn(5, 3)), nn.Linear(3, 3)
         self.blocks = nn.ModuleList([_Block(), _Block(), _Block()])
         self.checkpointed = False
 
