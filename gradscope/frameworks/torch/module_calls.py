@@ -60,8 +60,13 @@ class ModuleCall:
     @property
     def read(self) -> dict[str, None]:
         """The keys of the named values and of the parameters that it is called with."""
-        values = (naming.key_of(value.family, value.name) for value in self.inputs if value.names)
+        values = (naming.key_of(value.family, value.name) for value in self._named_inputs)
         return dict.fromkeys((*values, *(naming.key_of(naming.PARAM, name) for name in self.params)))
+
+    @property
+    def _named_inputs(self) -> list[Value]:
+        """The values with a name that it is called with; what it returns as it is may have its name from that alone."""
+        return [value for value in self.inputs if value.names and value.name not in self.output_names]
 
     def layer(self) -> Layer:
         """Returns the call as a layer of the manifest."""
@@ -78,7 +83,7 @@ class ModuleCall:
             parent=self.parent,
             source=self.source,
             params=self.params,
-            inputs=tuple(value.name for value in self.inputs if value.names),
+            inputs=tuple(value.name for value in self._named_inputs),
             outputs=tuple(self.output_names),
             sources=() if self.sources.keys() == self.read.keys() else tuple(self.sources),
             rms={name: power.rms for name, power in known.items()},

@@ -522,4 +522,6 @@ def test_a_module_that_returns_a_parameter_can_be_captured_again_and_keeps_no_ho
     first, again = (capture(module, torch.mean, {"x": x}) for _ in range(2))
     expected = torch.autograd.grad(module(x).mean(), module.table)[0].numpy()
     assert all(np.array_equal(dump["activation_grad/drop"], expected) for dump in (first, again))
+    drop = next(layer for layer in again.source.manifest.layers if layer.path == "drop")
+    assert (drop.inputs, drop.outputs) == ((), ("drop",))
     assert not module.table._backward_hooks
