@@ -42,6 +42,7 @@ class ModuleCall:
         source: The `file:line` of the call; None where no file of the user's is on the stack.
         params: Names of its own parameters.
         inputs: The values that it received.
+        named_inputs: Those of them that had a name then: a value may have its first name of what returns it as it is.
         outputs: The values that it returned.
         output_names: Their names.
         sources: The keys of the nearest values and parameters that those are computed from which it has made itself.
@@ -53,6 +54,7 @@ class ModuleCall:
     source: str | None
     params: tuple[str, ...]
     inputs: list[Value]
+    named_inputs: list[Value]
     outputs: list[Value] = field(default_factory=list[Value])
     output_names: list[str] = field(default_factory=list[str])
     sources: dict[str, None] = field(default_factory=dict[str, None])
@@ -60,13 +62,8 @@ class ModuleCall:
     @property
     def read(self) -> dict[str, None]:
         """The keys of the named values and of the parameters that it is called with."""
-        values = (naming.key_of(value.family, value.name) for value in self._named_inputs)
+        values = (naming.key_of(value.family, value.name) for value in self.named_inputs)
         return dict.fromkeys((*values, *(naming.key_of(naming.PARAM, name) for name in self.params)))
-
-    @property
-    def _named_inputs(self) -> list[Value]:
-        """The values with a name that it is called with; what it returns as it is may have its name from that alone."""
-        return [value for value in self.inputs if value.names and value.name not in self.output_names]
 
     def layer(self) -> Layer:
         """Returns the call as a layer of the manifest."""
@@ -83,7 +80,7 @@ class ModuleCall:
             parent=self.parent,
             source=self.source,
             params=self.params,
-            inputs=tuple(value.name for value in self._named_inputs),
+            inputs=tuple(value.name for value in self.named_inputs),
             outputs=tuple(self.output_names),
             sources=() if self.sources.keys() == self.read.keys() else tuple(self.sources),
             rms={name: power.rms for name, power in known.items()},
@@ -181,7 +178,8 @@ class ModuleCalls:
         parent = self._running[-1].path if self._running else None
         self._composites.add(parent)
         return ModuleCall(
-            path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs)
+            path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs),
+            named_inputs=[value for value in inputs if value.names],
         )  # fmt: skip
 
     def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
