@@ -117,7 +117,7 @@ def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> li
 
 
 def _without_turned_stacks(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
-    """Returns matches without those of stacked parameters that agree with their axes in another order, and gradients."""
+    """Returns matches without stacked parameters that agree with their axes in another order, and their gradients."""
     rows: defaultdict[Recipe, list[Match]] = defaultdict(list)
     for match in matches:
         if not match.recipe.plain and split_key(match.ref)[0] in (PARAM, STATE):
