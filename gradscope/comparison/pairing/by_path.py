@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Final
 
-from gradscope.comparison.layout.layouts import arranged
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import agreeing_layouts, arranged
 from gradscope.comparison.layout.recipe_steps import Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
@@ -88,9 +89,10 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     Nothing is matched by names that the values of parameters refute, as where one program counts layers from 0 and the
     other from 1: more parameters have their values under another name than under their own. Activations that have
     their values under another name are not matched either, nor what belongs to layers whose parameters have theirs
-    in layers of other names.
+    in layers of other names. A stack of square kernels that are those of the other program transposed is left to the
+    passes that find equal values, as one of other kernels is by its shape.
     """
-    matches = _without_iterations_of_outputs(dumps, _of_names(dumps, unmatched))
+    matches = _without_turned_stacks(dumps, _without_iterations_of_outputs(dumps, _of_names(dumps, unmatched)))
     if not are_refuted(dumps, unmatched, matches):
         yield from without_misnamed(dumps, without_other_layers(dumps, unmatched, matches))
 
@@ -112,6 +114,37 @@ def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> li
         return True
 
     return [match for match in matches if is_right(match)]
+
+
+def _without_turned_stacks(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
+    """Returns matches without stacked parameters that agree with their axes in another order, and their gradients."""
+    rows: defaultdict[Recipe, list[Match]] = defaultdict(list)
+    for match in matches:
+        if not match.recipe.plain and split_key(match.ref)[0] in (PARAM, STATE):
+            rows[replace(match.recipe, part=0)].append(match)
+    turned = {split_key(each.ref)[1] for row in rows.values() if _is_turned(dumps, row) for each in row}
+    return [match for match in matches if match.recipe.plain or split_key(match.ref)[1] not in turned]
+
+
+def _is_turned(dumps: Dumps, row: Sequence[Match]) -> bool:
+    """Returns whether the first part of a stack that agrees in any layout does so in another one."""
+    keys = [(dumps.ref, each.ref) for each in row] + [(dumps.cand, key) for key in row[0].recipe.keys]
+    if not all(source.has_tensor(key) for source, key in keys):
+        return False
+    for ref, cand in _parts(dumps, row):
+        if ref.ndim > 1 and (layouts := agreeing_layouts(ref, cand)):
+            return not any(each.in_order for each in layouts)
+    return False
+
+
+def _parts(dumps: Dumps, row: Sequence[Match]) -> Iterator[tuple[Array, Array]]:
+    """Yields what is stacked in one program, and the parts of the stack, each with its counterpart."""
+    recipe = row[0].recipe
+    if Stack(0) in recipe.steps:
+        yield from zip(dumps.ref.array(row[0].ref), map(dumps.cand.array, recipe.keys), strict=True)
+    else:
+        stack = dumps.cand.array(recipe.keys[0])
+        yield from ((dumps.ref.array(each.ref), stack[each.recipe.part]) for each in row)
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -124,3 +125,20 @@ def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
     assert "the error grows from rounding, " in found.sentence
     assert "x at most in each of " in found.sentence
     assert "grows from rounding" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence
+
+
+def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
+    def captured(factor: float, scope: str) -> Dump:
+        def loss(start: Any, batch: Any) -> Any:
+            with jax.named_scope(scope) if scope else contextlib.nullcontext():
+                x = batch
+                for number in range(12):
+                    with jax.named_scope(f"layer{number}"):
+                        x = jnp.tanh(x * start)
+                return factor * (x * x).sum()
+
+        return gs.capture(loss, np.float32(1), np.linspace(0.1, 0.9, 64, dtype=np.float32), origins=False)
+
+    found = gs.compare(captured(1.0, "model"), captured(1.5, "")).sentence
+    assert "Forward first differs at `model` (rel_l2 0.50)" in found
+    assert "grows from rounding" not in found

@@ -80,3 +80,49 @@ def test_a_term_that_is_left_out_of_a_sum_is_none_of_it() -> None:
     found = gs.compare(_stack(), _stack(of_port=True, fault="residual"))
     told = "which adds up `layers.1` and `layers.2/fc2`, and in the candidate `layers.2/fc2`. "
     assert told in found.sentence, found.sentence
+
+
+def _square_layers(*, scanned: bool, fault: str = "") -> Dump:
+    """Returns the dump of square layers, which a program that scans over them has transposed."""
+    kernels = [drawn(60 + number, 8, 8) / 3 for number in range(LAYERS)]
+    biases = [drawn(70 + number, 8) for number in range(LAYERS)]
+
+    def layer(x: Any, kernel: Any, bias: Any) -> Any:
+        with jax.named_scope("fc"):
+            return jnp.tanh(x @ kernel + bias)
+
+    def loss(weights: Any, x: Any) -> Any:
+        if scanned:
+            stacks = weights["layers.fc.weight"], weights["layers.fc.bias"]
+            x = jax.lax.scan(lambda x, each: (layer(x, *each), None), x, stacks)[0]
+        else:
+            for number in range(LAYERS):
+                with jax.named_scope(f"layers.{number}"):
+                    x = layer(x, weights[f"layers.{number}.fc.weight"].T, weights[f"layers.{number}.fc.bias"])
+        return jnp.square(x).mean()
+
+    names = ("layers.fc.weight", "layers.fc.bias")
+    turned = [each if fault == "as they are" else each.T for each in kernels]
+    turned[AT] = turned[AT - 1] if fault == "another" else turned[AT]
+    stacked = dict(zip(names, (np.stack(turned), np.stack(biases)), strict=True))
+    apart = {
+        f"layers.{number}.fc.{name}": each[number]
+        for name, each in (("weight", kernels), ("bias", biases))
+        for number in range(LAYERS)
+    }
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, stacked if scanned else apart, X, origins=False)
+
+
+def test_square_kernels_are_found_in_a_stack_of_them_transposed() -> None:
+    one, other = _square_layers(scanned=False), _square_layers(scanned=True)
+    assert gs.compare(one, other).verdict == "same"
+    assert gs.compare(other, one).verdict == "same"
+
+
+@pytest.mark.parametrize("fault", ["as they are", "another"])
+def test_a_stack_of_square_kernels_that_is_not_that_of_the_layers_differs(fault: str) -> None:
+    found = gs.compare(_square_layers(scanned=False), _square_layers(scanned=True, fault=fault))
+    assert found.verdict == "different"
+    where = "layers.2" if fault == "another" else "layers.0"
+    assert f"Forward first differs at `{where}/fc`" in found.sentence
