@@ -138,8 +138,8 @@ def _decided(
     """Yields matches of ambiguous values, those with the most evidence first."""
     similarity, use = _NameSimilarity(known), SameUse(dumps, known)
 
-    def evidence(match: Match) -> tuple[int, bool, tuple[float, int]]:
-        return use.shared(match), equality.of_gradients(match), similarity(match)
+    def evidence(match: Match) -> tuple[int, bool, tuple[float, int], bool]:
+        return use.shared(match), equality.of_gradients(match), similarity(match), not equality.against_gradients(match)
 
     large = [each for each in classes if len(each.refs) * len(each.cands) > _MOST_PAIRS]
     small = [each for each in classes if len(each.refs) * len(each.cands) <= _MOST_PAIRS]

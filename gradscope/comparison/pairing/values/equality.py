@@ -24,7 +24,17 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
-from gradscope.naming import PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    TENSOR,
+    gradient_key,
+    key_of,
+    split_key,
+)
 from gradscope.stats import stats_of_chunks
 
 #: Family, dtype, shape and hash; a parameter without a gradient is of a family of its own.
@@ -89,19 +99,26 @@ class Equality:
         return limit is not None and _steps(self._dumps, self._search, (match.ref, match.cand), limit) is not None
 
     @cached_property
-    def _param_gradients(self) -> tuple[frozenset[str], frozenset[str]]:
-        return _param_gradients(self._dumps.ref), _param_gradients(self._dumps.cand)
+    def _gradients(self) -> tuple[frozenset[str], frozenset[str]]:
+        return _gradients(self._dumps.ref), _gradients(self._dumps.cand)
 
     def of_gradients(self, match: Match) -> bool:
         """Returns whether the gradients of a parameter and its counterpart are equal, and no constants."""
-        (family, name), other = split_key(match.ref), split_key(match.cand)[1]
-        if family != PARAM:
-            return False
-        ref, cand = key_of(PARAM_GRAD, name), key_of(PARAM_GRAD, other)
-        known = self._param_gradients
-        if ref not in known[0] or cand not in known[1]:
-            return False
-        return not is_constant(self.ref_stats(ref)) and self.recipe(ref, cand) is not None
+        return split_key(match.ref)[0] == PARAM and self._gradients_agree(match) is True
+
+    def against_gradients(self, match: Match) -> bool:
+        """Returns whether both programs have a gradient of a value, and other ones.
+
+        A straight-through estimator returns what it has rounded to, and another gradient arrives at each of the two.
+        """
+        return split_key(match.ref)[0] == ACTIVATION and self._gradients_agree(match) is False
+
+    def _gradients_agree(self, match: Match) -> bool | None:
+        """Returns whether the gradients of two tensors agree; None where a program has none, or has a constant."""
+        ref, cand = gradient_key(match.ref), gradient_key(match.cand)
+        if ref not in self._gradients[0] or cand not in self._gradients[1] or is_constant(self.ref_stats(ref)):
+            return None
+        return self.recipe(ref, cand) is not None
 
 
 def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
@@ -138,8 +155,10 @@ def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
     return sorted(dumps.ref.entry(ref).shape) == sorted(dumps.cand.entry(cand).shape)
 
 
-def _param_gradients(source: DumpSource) -> frozenset[str]:
-    return frozenset(measurable(source, (key for key in source.keys() if split_key(key)[0] == PARAM_GRAD)))  # noqa: SIM118 - no mapping
+def _gradients(source: DumpSource) -> frozenset[str]:
+    """Returns the keys of the gradients of parameters and values that have tensors or statistics."""
+    keys = (key for key in source.keys() if split_key(key)[0] in (PARAM_GRAD, ACTIVATION_GRAD))  # noqa: SIM118 - no mapping
+    return frozenset(measurable(source, keys))
 
 
 def _classes(source: DumpSource, statistics: Statistics, absent: frozenset[str]) -> Callable[[str], ValueClass]:
