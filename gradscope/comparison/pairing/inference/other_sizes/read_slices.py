@@ -1,7 +1,8 @@
 """`with_read_slices` pairs a value with the slice of it that the loss reads, where the other program computes no more.
 
 A model that classifies by the first token may normalise every token and then take the first, or take it first. Both are
-one function. What of a value is read its gradient shows, which is zero elsewhere: no values are looked at, so that a
+one function. So is a network of graphs that are padded to one size, whose other nodes and edges the loss does not read,
+inputs included. What of a value is read its gradient shows, which is zero elsewhere: no values are looked at, so that a
 program that takes another slice differs.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,10 +21,14 @@ from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, dtype_class
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, gradient_key, split_key, value_family
 
-#: The names of a value in both dumps.
-_Names: TypeAlias = tuple[str, str]
+#: The family of a value, and its names in both dumps.
+_Names: TypeAlias = tuple[str, str, str]
+
+#: The families of the values that a program may have more of, and of their gradients.
+_VALUES: Final = (ACTIVATION, INPUT)
+_GRADIENTS: Final = (ACTIVATION_GRAD, INPUT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,13 @@ def with_read_slices(dumps: Dumps, matches: Sequence[Match]) -> tuple[tuple[Matc
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    pairs = {_names(match): match for match in matches if split_key(match.ref)[0] == ACTIVATION_GRAD}
+    pairs = {_names(match): match for match in matches if split_key(match.ref)[0] in _GRADIENTS}
     slices = dict(_slices(dumps, matches, pairs))
     kept: list[Match] = []
     inverse: list[Match] = []
     for match in matches:
         family, found = split_key(match.ref)[0], slices.get(_names(match))
-        if found is None or family not in (ACTIVATION, ACTIVATION_GRAD):
+        if found is None or family not in (*_VALUES, *_GRADIENTS):
             kept.append(match)
         elif found.of_ref:
             inverse.append(replace(match, ref=match.cand, recipe=replace(found.recipe, keys=(match.ref,))))
@@ -69,7 +74,7 @@ def _slices(
 ) -> Iterator[tuple[_Names, _Slice]]:
     for match in matches:
         gradient = gradients.get(_names(match))
-        if split_key(match.ref)[0] != ACTIVATION or match.matched_by == "map" or gradient is None:
+        if split_key(match.ref)[0] not in _VALUES or match.matched_by == "map" or gradient is None:
             continue
         if match.recipe.plain and gradient.recipe.plain and (found := _slice(dumps, match)) is not None:
             yield _names(match), found
@@ -86,7 +91,7 @@ def _slice(dumps: Dumps, match: Match) -> _Slice | None:
         if of_ref
         else ((dumps.cand, match.cand), other.shape, one.shape)
     )
-    gradient = key_of(ACTIVATION_GRAD, split_key(key)[1])
+    gradient = gradient_key(key)
     if not _may_be_slice(large, small) or not source.has_tensor(gradient):
         return None
     steps = _steps(source.array(gradient), small)
@@ -129,4 +134,5 @@ def _steps(gradient: Array, small: Shape) -> tuple[tuple[RecipeStep, ...], int] 
 
 
 def _names(match: Match) -> _Names:
-    return split_key(match.ref)[1], split_key(match.cand)[1]
+    family, name = split_key(match.ref)
+    return value_family(family) or family, name, split_key(match.cand)[1]

@@ -67,3 +67,38 @@ def test_a_value_of_which_the_loss_reads_all_is_no_slice() -> None:
     found = gs.compare(_dump(first=False, rest=0.01), _dump(first=True))
     assert found.first_divergence.forward is not None
     assert "the shape is" in found.sentence
+
+
+def _graph(padding: int, *, kept: bool = True) -> Dump:
+    """A network of two graphs, of which a third one holds nodes and edges that are only there to reach a size."""
+    draw = np.random.default_rng(4)
+    nodes, edges, ends = draw.normal(size=(7, 6)), draw.normal(size=(9, 6)), draw.integers(0, 7, (2, 9))
+    batch = {
+        "nodes": np.concatenate([nodes, np.zeros((padding, 6))]).astype(np.float32),
+        "edges": np.concatenate([edges, np.ones((2 * padding, 6))]).astype(np.float32),
+    }
+    graph = jnp.array([0, 0, 0, 1, 1, 1, 1] + [2 if kept else 1] * padding)
+    sources, targets = (jnp.concatenate([jnp.array(each), jnp.full(2 * padding, 7)]) for each in ends)
+
+    def loss(weights: Any, data: Any) -> Any:
+        with jax.named_scope("up"):
+            x = data["nodes"] @ weights["up"]
+        with jax.named_scope("messages"):
+            sent = jnp.tanh(x[sources] + data["edges"])
+            x = x + jax.ops.segment_sum(sent, targets, 7 + padding)
+        with jax.named_scope("head"):
+            each = jax.ops.segment_sum(x @ weights["head"], graph, 3 if padding else 2)
+        return (each[:2] ** 3).mean() + weights["scale"].sum()
+
+    return gs.capture(loss, WEIGHTS, batch, origins=False)
+
+
+@pytest.mark.parametrize("padding", [(0, 1), (2, 0)])
+def test_graphs_that_are_padded_to_a_size_agree_with_their_inputs(padding: tuple[int, int]) -> None:
+    found = gs.compare(*map(_graph, padding))
+    assert found.verdict == "same", found.sentence
+    assert {row.name for row in found.rows if row.family == "input" and row.status == "same"} == {"nodes", "edges"}
+
+
+def test_nodes_for_padding_that_the_loss_reads_differ() -> None:
+    assert gs.compare(_graph(0), _graph(2, kept=False)).verdict == "different"
