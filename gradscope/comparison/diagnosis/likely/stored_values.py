@@ -53,7 +53,7 @@ class StoredValues:
         stats, size = self._dumps.cand.entry(match.cand).stats, math.prod(self._dumps.ref.entry(match.ref).shape)
         if size < 2:
             return ""
-        if len(match.recipe.keys) == 1 and (least := _number(stats, "min")) is not None and least == stats.get("max"):
+        if len(match.recipe.keys) == 1 and (least := _only_number(stats)) is not None:
             return f"is {brief(least)} in each element"
         found = self._of_hash(match) or self._of_values(match, size, tolerance)
         return f"has the values of `{printable(found)}`" if found else ""
@@ -114,6 +114,15 @@ class _Normed(NamedTuple):
     norm: float
     name: str
     key: str
+
+
+def _only_number(stats: Mapping[str, Json]) -> float | None:
+    """Returns the number that each element is, or None."""
+    # The least and the greatest are those of the finite elements.
+    if any(stats.get(column) for column in ("nan", "inf")):
+        return None
+    least = _number(stats, "min")
+    return least if least == _number(stats, "max") else None
 
 
 def _number(stats: Mapping[str, Json], column: str) -> float | None:

@@ -197,9 +197,11 @@ def _share(operands: tuple[Operand, ...], size: int) -> KinkedShare:
 
 def _moved(elements: _Elements, near: float) -> Array:
     """Returns which of some elements gave their gradient to another, or got it, one being larger in each program."""
-    ref, cand = (np.subtract.outer(each, each) for each in (elements.ref, elements.cand))
-    left = np.abs(np.add.outer(elements.lost, elements.lost))  # of what one loses and another gains
-    pairs = (np.abs(ref) <= near) & (ref * cand <= 0) & (left <= _SAME * np.abs(elements.lost)) & (elements.lost != 0)
+    lost = elements.lost
+    with np.errstate(invalid="ignore"):  # infinite values are no pair: they differ by NaN
+        ref, cand = (np.subtract.outer(each, each) for each in (elements.ref, elements.cand))
+        left = np.abs(np.add.outer(lost, lost))  # of what one loses and another gains
+        pairs = (np.abs(ref) <= near) & (ref * cand <= 0) & (left <= _SAME * np.abs(lost)) & (lost != 0)
     return (pairs & pairs.T).any(axis=1)
 
 

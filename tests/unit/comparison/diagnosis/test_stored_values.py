@@ -59,6 +59,15 @@ def test_what_is_left_at_one_number_is_said_to_be_that_and_not_another_tensor_of
     assert _likely(both) == {"c/bias": "is 0 in each element"}
 
 
+@pytest.mark.parametrize("other", [np.nan, np.inf, -np.inf])
+def test_what_is_one_number_only_where_it_is_finite_is_not_said_to_be_that_in_each_element(
+    reference: Dump, other: float
+) -> None:
+    bias = np.zeros(6, np.float32)
+    bias[2] = other
+    assert "in each element" not in gs.compare(reference, _captured(VALUES | {"c/bias": bias})).sentence
+
+
 def test_values_that_only_have_the_norm_of_another_tensor_are_none_of_it(reference: Dump) -> None:
     turned = np.float32(-1) ** np.arange(24, dtype=np.float32).reshape(6, 4) * VALUES["a/weight"]
     found = gs.compare(reference, _captured(VALUES | {"b/weight": turned}))
