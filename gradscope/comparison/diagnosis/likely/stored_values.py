@@ -31,6 +31,9 @@ STORED: Final = (PARAM, STATE)
 #: The most tensors of one size and about one norm that are read.
 _MOST_READ: Final = 16
 
+#: The most tensors that are read for one comparison: of thousands that are nearly equal, all would be.
+_MOST_READ_OF_ALL: Final = 512
+
 
 class StoredValues:
     """StoredValues finds the reference's tensors that have the values of the candidate's.
@@ -42,6 +45,7 @@ class StoredValues:
     def __init__(self, dumps: Dumps) -> None:
         self._dumps = dumps
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._left = _MOST_READ_OF_ALL
 
     def words(self, match: Match, tolerance: float) -> str:
         """Returns a clause about what the candidate's tensor holds instead; "" where that is not known.
@@ -71,7 +75,8 @@ class StoredValues:
         if value is not None:
             norm = float(np.linalg.norm(value))
         own = self._dumps.ref.resolve(match.ref)
-        for _, name, key in self._near(size, norm, tolerance):
+        for _, name, key in self._near(size, norm, tolerance)[: self._left]:
+            self._left -= 1
             value = self._cand.made(match.recipe) if value is None else value
             tensor = self._ref.tensor(key) if key != own else None
             if value is None or tensor is None:
