@@ -50,7 +50,7 @@ class Value:
         power: The power of the value; None for one that has none.
         gradient_power: The power of its gradient; None where there is none, or none yet.
         gradient: Whether its gradient has arrived.
-        digest: The hash of a value that was computed without gradients; "" for another.
+        digest: The hash of a value that has no autograd node, until its gradient is observed; "" for another.
     """
 
     family: str
@@ -79,11 +79,13 @@ class _Object:
 
     tensor: weakref.ref[Tensor]
     version: int
+    digest: str
     value: Value
 
     def is_as_in(self, tensor: Tensor) -> bool:
         """Returns whether it is the object of a tensor that no operation has changed in place since."""
-        return self.tensor() is tensor and self.version == _version(tensor)
+        # What changes `tensor.data` counts no change of the tensor.
+        return self.tensor() is tensor and self.version == _version(tensor) and self.digest == _digest(tensor)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,8 +169,8 @@ class Values:
         """
         if not tensor.requires_grad:
             return
-        digest = content_hash([to_numpy(tensor)])
-        for value in self._values:
+        digest = _digest(tensor)
+        for value in (each for each in self._values if each.names and each.family == naming.ACTIVATION):
             # By its other names, it is what a later checkpoint was given: only a part of its gradient arrives there.
             if value.digest == digest and without_occurrence(value.name) == name:
                 self._observe(tensor, value)
@@ -213,9 +215,12 @@ class Values:
     def _remember(self, family: str, tensor: Tensor) -> Value:
         value = _described(family, tensor)
         self._values.append(value)
-        if not tensor.is_inference():
-            self._objects[id(tensor)] = _Object(tensor=weakref.ref(tensor), version=_version(tensor), value=value)
-        if tensor.grad_fn is not None:
+        if tensor.grad_fn is None:
+            value.digest = digest = _digest(tensor)
+            if not tensor.is_inference():
+                known = _Object(tensor=weakref.ref(tensor), version=_version(tensor), digest=digest, value=value)
+                self._objects[id(tensor)] = known
+        else:
             self._known[tensor.grad_fn, tensor.output_nr] = value
         if tensor.requires_grad:
             self._observe(tensor, value)
@@ -237,9 +242,6 @@ class Values:
         stats = _statistics(value.family, array, site.primitive)
         self._put(value.record(value.family, name, array=array, stats=stats.to_json()))
         value.power = power_of(stats)
-        # One that requires a gradient all the same, as what a checkpoint is given, has a hook already.
-        if value.family == naming.ACTIVATION and not torch.is_grad_enabled() and not tensor.requires_grad:
-            value.digest = content_hash([array])
         return value
 
     def _put(self, record: Record) -> None:
@@ -257,6 +259,11 @@ def _passed_on(tensor: Tensor) -> Tensor:
         return tensor
     whole = (tensor.shape, tensor.stride(), tensor.data_ptr()) == (base.shape, base.stride(), base.data_ptr())
     return base if whole else tensor
+
+
+def _digest(tensor: Tensor) -> str:
+    """Returns the hash of a tensor's contents."""
+    return content_hash([to_numpy(tensor)])
 
 
 def _version(tensor: Tensor) -> int:

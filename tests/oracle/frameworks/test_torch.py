@@ -525,3 +525,28 @@ def test_a_module_that_returns_a_parameter_can_be_captured_again_and_keeps_no_ho
     drop = next(layer for layer in again.source.manifest.layers if layer.path == "drop")
     assert (drop.inputs, drop.outputs) == ((), ("drop",))
     assert not module.table._backward_hooks
+
+
+class _Changing(nn.Module):
+    """Two modules that return what they are given, which is changed between them where gradients are off."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.second, self.head, self.change = nn.Identity(), nn.Identity(), nn.Linear(3, 1), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.first(x * 1)
+            self.change(x)
+            x = self.second(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.add_(1), lambda x: x.data.add_(1), lambda x: x[0].mul_(3)])
+def test_an_object_that_is_changed_where_gradients_are_off_is_another_value(change: Callable[[Tensor], object]) -> None:
+    x = torch.randn(2, 3)
+    dump = capture(_Changing(change), torch.mean, x)
+    expected = x.clone()
+    change(expected)
+    assert np.array_equal(dump["activation/first"], x.numpy())
+    assert np.array_equal(dump["activation/second"], expected.numpy())

@@ -102,7 +102,9 @@ class StoredValues:
 
     @cached_property
     def _by_hash(self) -> dict[str, str]:
-        return {digest: each.name for each in self._stored if isinstance(digest := each.stats.get("hash"), str)}
+        # Of several with the same values, the first.
+        stored = reversed(self._stored)
+        return {digest: each.name for each in stored if isinstance(digest := each.stats.get("hash"), str)}
 
     @cached_property
     def _by_size(self) -> dict[int, list[_Normed]]:
