@@ -81,16 +81,28 @@ def made_folder(path: Path) -> Generator[None]:
         FileExistsError: It is no folder.
         OSError: It cannot be made.
     """
-    around = (path, *path.parents)
-    missing = [each for each in around if not each.exists()]
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    made: list[Path] = []
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        made.extend(each for each in reversed(missing) if _is_made(each))
+        path.mkdir(exist_ok=True)
         yield
     except BaseException:
         with suppress(OSError):  # it has something in it, or is not there
-            for each in missing:
+            for each in reversed(made):
                 each.rmdir()
         raise
+
+
+def _is_made(folder: Path) -> bool:
+    """Makes a folder, and returns whether it is new: one that another process has made meanwhile is that one's."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
 
 
 def _name(aside: Path, target: Path) -> None:

@@ -34,3 +34,17 @@ def test_folders_stay_where_they_existed_or_have_something_in_them_or_nothing_fa
     with made_folder(tmp_path / "new" / "inner"):
         pass
     assert sorted(each.name for each in tmp_path.iterdir()) == ["full", "new", "old"]
+
+
+def test_a_folder_that_another_process_makes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+
+    def made_after_the_look(path: Path) -> bool:
+        found = exists(path)
+        if path == tmp_path / "theirs":
+            path.mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "exists", made_after_the_look)
+    fail(tmp_path / "theirs" / "ours")
+    assert [each.name for each in tmp_path.iterdir()] == ["theirs"]
