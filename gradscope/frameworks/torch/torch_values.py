@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
