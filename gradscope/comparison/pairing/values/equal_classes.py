@@ -1,7 +1,9 @@
 """`equal_classes` finds the classes of tensors with equal values in two dumps, in time linear in their number.
 
 Of all pairs of classes, only those are tried whose statistics are near: the norms are sorted, and the other statistics
-of the classes around a norm are compared at once.
+of the classes around a norm are compared at once. Where very many are near, as of scales of layers that have hardly
+left 1, the nearest ones are tried. A parameter is copied and not computed: where the other program has its very bytes,
+it has no counterpart among those that are merely near.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import numpy.typing as npt
 
 from gradscope.comparison.layout.recipe_steps import RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable
+from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, is_constant, measurable
 from gradscope.dump.manifest.entries.packed_statistics import numbers_of
 from gradscope.dump.record import Json
+from gradscope.naming import INPUT, PARAM, STATE, split_key
 
 #: The statistics that are compared, and the one of the reference that is the unit of each one's change.
 _COLUMNS: Final = ("l2", "mean", "std", "min", "max", "rms")
@@ -32,12 +35,16 @@ _SLACK: Final = 1 + 1e-6
 
 _UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
 
-#: The classes of the reference that are compared at once, and the most pairs of classes.
-_BATCH: Final = 4096
 #: The most classes of near norms, or without one, that are looked at for one: a file may state one norm, or none, for
 #: all its tensors.
 _MOST_NEAR: Final = 1024
-_MOST_TRIED: Final = 1 << 15
+_MOST_TRIED: Final = 1 << 15  # pairs of classes that are compared at once
+#: The most classes that are all read for one, and how many are where more are near.
+_ALL_READ: Final = 64
+_NEAREST: Final = 16
+
+#: The families whose values a program is given.
+_GIVEN: Final = (PARAM, STATE, INPUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,8 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
     """Yields the classes of equal values among unmatched tensors; a class may be equal to several."""
     refs = _by_class(measurable(dumps.ref, unmatched.only_ref), equality.ref_class)
     cands = _by_class(measurable(dumps.cand, unmatched.only_cand), equality.cand_class)
+    for each in _copied(refs, cands, equality):
+        yield EqualClasses(refs=tuple(refs.pop(each)), cands=tuple(cands.pop(each)), steps=())
     groups: defaultdict[tuple[int, str, str], list[ValueClass]] = defaultdict(list)
     for each in cands:
         family, dtype, shape, _ = each
@@ -86,6 +95,14 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
                 yield EqualClasses(refs=tuple(keys), cands=tuple(others), steps=recipe.steps)
 
 
+def _copied(
+    refs: Mapping[ValueClass, list[str]], cands: Mapping[ValueClass, list[str]], equality: Equality
+) -> list[ValueClass]:
+    """Returns the classes of given tensors, but for constants, that both programs have to the byte."""
+    given = (each for each, keys in refs.items() if each in cands and split_key(keys[0])[0] in _GIVEN)
+    return [each for each in given if not is_constant(equality.ref_stats(refs[each][0]))]
+
+
 def _by_class(keys: Iterable[str], class_of: Callable[[str], ValueClass]) -> dict[ValueClass, list[str]]:
     found: defaultdict[ValueClass, list[str]] = defaultdict(list)
     for key in keys:
@@ -102,16 +119,15 @@ class _Group:
 
     def near(self, refs: Sequence[tuple[Mapping[str, Json], float]]) -> Iterator[list[list[str]]]:
         """Yields, for each of some statistics and limits, the classes that are not known to differ by more."""
-        for start in range(0, len(refs), _BATCH):
-            yield from self._near(refs[start : start + _BATCH])
-
-    def _near(self, refs: Sequence[tuple[Mapping[str, Json], float]]) -> Iterator[list[list[str]]]:
         norms, order, table = self._sorted
         own, limits = _numbers([ref for ref, _ in refs]).T, np.array([limit for _, limit in refs])[:, None]
         reaches = np.where(limits == 0, 0.0, np.abs(own[:, _UNIT_COLUMNS]) * limits * _SLACK)
         starts, stops = _around(norms, own[:, 0], reaches[:, 0])
         unknown = np.isnan(own[:, 0])
+        ranks = np.argsort(np.argsort(own[:, 0], kind="stable")) * len(norms) // len(refs)
         starts[unknown], stops[unknown] = 0, len(order)
+        # Of more, those at the same place in the order of the norms: where all are near, it says more than a distance.
+        starts = np.maximum(starts, np.minimum(stops, ranks + _MOST_NEAR // 2) - _MOST_NEAR)
         stops = np.minimum(stops, starts + _MOST_NEAR)
         ends = np.cumsum(stops - starts)
         without_norm = [self.classes[place] for place in order[len(norms) :][:_MOST_NEAR].tolist()]
@@ -122,11 +138,16 @@ class _Group:
             # A row for each pair of a class of the reference and one of the candidate whose norms are near.
             rows = np.repeat(np.arange(first, last), (stops - starts)[first:last])
             places = np.arange(len(rows)) + (stops - ends)[rows] + before
-            close = _are_near(table[: len(_UNITS), places], own[rows, : len(_UNITS)].T, reaches[rows].T)
-            found = [self.classes[place] for place in order[places[close]].tolist()]
-            bounds = np.searchsorted(rows[close], np.arange(first, last + 1)).tolist()
+            changes = _changes(table[: len(_UNITS), places], own[rows, : len(_UNITS)].T, reaches[rows].T)
+            close = changes <= 1
+            rows, places, changes = rows[close], places[close], changes[close]
+            bounds = np.searchsorted(rows, np.arange(first, last + 1)).tolist()
             for row, (start, stop) in zip(range(first, last), pairwise(bounds), strict=True):
-                yield found[start:stop] if unknown[row] else [*found[start:stop], *without_norm]
+                near = places[start:stop]
+                if len(near) > _ALL_READ:
+                    near = near[_nearest(changes[start:stop], np.abs(near - ranks[row]))]
+                classes = [self.classes[place] for place in order[near].tolist()]
+                yield classes if unknown[row] else [*classes, *without_norm]
             first = last
 
     @cached_property
@@ -145,13 +166,19 @@ def _around(
         return np.searchsorted(norms, own - reaches, "left"), np.searchsorted(norms, own + reaches, "right")
 
 
-def _are_near(
+def _changes(
     others: npt.NDArray[np.float64], own: npt.NDArray[np.float64], reaches: npt.NDArray[np.float64]
-) -> npt.NDArray[np.bool_]:
-    """Returns for each column whether no statistic differs by more than it may."""
+) -> npt.NDArray[np.float64]:
+    """Returns for each column the largest difference of a statistic, in units of what it may differ by."""
     # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
-    with np.errstate(invalid="ignore", over="ignore"):
-        return ~np.logical_or.reduce(np.abs(others - own) > reaches, axis=0)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        differences = np.abs(others - own)
+        return np.fmax.reduce(np.where(differences > 0, differences / reaches, 0.0), axis=0, initial=0.0)
+
+
+def _nearest(*distances: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+    """Returns the places that are nearest by any of several distances, in order."""
+    return np.unique([np.argsort(each, kind="stable")[: _NEAREST // len(distances)] for each in distances])
 
 
 def _numbers(statistics: Sequence[Mapping[str, Json]]) -> npt.NDArray[np.float64]:

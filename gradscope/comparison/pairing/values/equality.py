@@ -56,8 +56,8 @@ class Equality:
         self._search = LayoutSearch(dumps)
         self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
         self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
-        self.ref_class = _classes(dumps.ref, self.ref_stats, self._ref_absent)
-        self.cand_class = _classes(dumps.cand, self.cand_stats, self._cand_absent)
+        self.ref_class = _classes(dumps.ref, self.ref_stats, self._ref_absent, "reference")
+        self.cand_class = _classes(dumps.cand, self.cand_stats, self._cand_absent, "candidate")
         self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
 
     def recipe(self, ref: str, cand: str) -> Recipe | None:
@@ -161,7 +161,9 @@ def _gradients(source: DumpSource) -> frozenset[str]:
     return frozenset(measurable(source, keys))
 
 
-def _classes(source: DumpSource, statistics: Statistics, absent: frozenset[str]) -> Callable[[str], ValueClass]:
+def _classes(
+    source: DumpSource, statistics: Statistics, absent: frozenset[str], role: str
+) -> Callable[[str], ValueClass]:
     """Returns a function from a key to the class of its tensor, which is made once."""
 
     # No method: its cache would know what knows it, and stay until a search for cycles, 20 MiB for 70,000 tensors.
@@ -170,8 +172,8 @@ def _classes(source: DumpSource, statistics: Statistics, absent: frozenset[str])
         entry = source.entry(key)
         frozen = entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent
         family = f"frozen {entry.family}" if frozen else entry.family
-        # Without a hash a tensor is a class of its own; no hash has a slash.
-        return family, entry.dtype, entry.shape, statistics(key).get("hash", key)
+        # Without a hash a tensor is a class of its own, not that of its name in the other dump; no hash has a slash.
+        return family, entry.dtype, entry.shape, statistics(key).get("hash", f"{role}/{key}")
 
     return class_of
 

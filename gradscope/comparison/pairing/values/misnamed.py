@@ -47,12 +47,14 @@ def are_refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> b
     wrong = [match for match in stored if not _agree(match, equality)]
     if 2 * len(wrong) <= len(stored):
         return False
-    only_ref, only_cand = (
-        tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
-    )
-    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality)
-    elsewhere = {key for each in classes for key in each.refs}
-    return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
+    only_cand = tuple(key for key in unmatched.only_cand if split_key(key)[0] == PARAM)
+    sought = Pairing(only_ref=tuple(match.ref for match in wrong), only_cand=only_cand)
+    elsewhere: set[str] = set()
+    for each in equal_classes(dumps, sought, equality):
+        elsewhere.update(each.refs)
+        if 2 * len(elsewhere) > len(stored):
+            return True
+    return False
 
 
 def _is_kernel(dumps: Dumps, match: Match) -> bool:
