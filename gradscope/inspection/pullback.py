@@ -12,9 +12,9 @@ from gradscope.inspection.flops import COLLECTIVES
 from gradscope.inspection.frame_flops import program_flops
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import needed_for
+from gradscope.tracing.jaxpr.derivatives.vjp import pulled_back
 from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal, trace
-from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
 class Pullbacks:

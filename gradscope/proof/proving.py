@@ -29,7 +29,7 @@ from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import stopped_places, surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
-from gradscope.tracing.jaxpr.custom_rules import custom_rule
+from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs

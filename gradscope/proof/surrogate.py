@@ -25,7 +25,7 @@ from gradscope.naming.wording import counted
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.proof.solvers.evaluation import evaluated_inside
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from, reachability_of
-from gradscope.tracing.jaxpr.custom_rules import custom_rule
+from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_literal
 from gradscope.tracing.jaxpr.source_lines import library_function

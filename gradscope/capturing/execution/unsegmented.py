@@ -14,7 +14,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.rewriting.program_parts import in_parts, is_compiled_in_parts
-from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
+from gradscope.tracing.jaxpr.derivatives.custom_rules import rules_of_libraries
 from gradscope.tracing.user_frames import user_code
 
 

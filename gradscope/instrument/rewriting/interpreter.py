@@ -22,11 +22,11 @@ from gradscope.instrument.rewriting.cached_equations import run_cached
 from gradscope.instrument.rewriting.extrema import in_memory, is_extremum, run_extremum
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.instrument.taps import Observer, full_tensor, tap, tap_aside
+from gradscope.tracing.jaxpr.derivatives.vjp import pulled_back
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import in_any, of_first, once, same_axes, sharded_as, varying, zeros_of
 from gradscope.tracing.jaxpr.source_lines import user_frame
-from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gradscope.proof.rules.on_devices import on_devices
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
-from gradscope.tracing.jaxpr.custom_rules import CustomRule, constants_of_functions, stated_rule
+from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, constants_of_functions, stated_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace

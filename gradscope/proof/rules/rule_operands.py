@@ -24,7 +24,7 @@ from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.rules.rule_conditions import RuleConditions, Side
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.jaxpr.custom_rules import argument_name
+from gradscope.tracing.jaxpr.derivatives.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import Frame, iterations
 from gradscope.tracing.jaxpr.jaxcompat import closed_over, is_literal
 

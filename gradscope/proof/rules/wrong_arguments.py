@@ -20,7 +20,7 @@ from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.complex_factors import ComplexFactor, RuleOfComplex, complex_factor
 from gradscope.proof.rules.rule_calls import CustomRuleCall
-from gradscope.tracing.jaxpr.custom_rules import argument_name
+from gradscope.tracing.jaxpr.derivatives.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 from gradscope.tracing.tracer import Trace

@@ -4,7 +4,8 @@ In the user's own step a value that depends on no differentiated argument is a c
 a differentiated one, and a custom derivative rule would see what it never sees without us:
 
 - A rule with `symbolic_zeros=True` is informed which of its operands are differentiated at all. It may refuse some, as
-  Equinox's checkpointed `while_loop` does, in which diffrax solves, or choose another program by them.
+  Equinox's checkpointed `while_loop` does, in which diffrax solves, or choose another program by them. So are JAX's own
+  primitives, of which some refuse an operand, as `betainc` does the shape of the distribution.
 - A rule without is only run where some operand is differentiated, and given zeros for the others. It may refuse to be
   run at all, as Equinox's `nondifferentiable` does.
 
@@ -17,7 +18,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach, is_constant, is_inexact, reachability_from
-from gradscope.tracing.jaxpr.custom_rules import may_refuse
+from gradscope.tracing.jaxpr.derivatives.custom_rules import may_refuse
+from gradscope.tracing.jaxpr.derivatives.refused_derivatives import refused_operands
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey
 from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal, sees_symbolic_zeros
 
@@ -55,9 +57,10 @@ def _refusing(frame: Frame) -> Iterator[Equation]:
 def _noticed(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) -> Iterator[ValueKey]:
     """Yields the operands of a call whose being constant its rule notices."""
     atoms = [atom for atom in equation.invars if not is_literal(atom) and is_inexact(atom)]
+    refused = [equation.invars[at] for at in refused_operands(equation)]
     # An operand that is differentiated stays so, whatever else of what it is computed from is.
-    constant = [atom for atom in atoms if FrameVariable(frame, atom) not in varying]
-    if sees_symbolic_zeros(equation) or len(constant) == len(atoms):
+    constant = [atom for atom in refused or atoms if not is_literal(atom) and FrameVariable(frame, atom) not in varying]
+    if refused or sees_symbolic_zeros(equation) or len(constant) == len(atoms):
         yield from (ValueKey(frame.key, *frame.definitions[atom]) for atom in constant if atom in frame.definitions)
 
 

@@ -18,7 +18,7 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact, is_without_derivative
 from gradscope.tracing.dataflow.stopped_data import StoppedData
-from gradscope.tracing.jaxpr.custom_rules import custom_rule, may_refuse
+from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule, may_refuse
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.jaxpr.source_lines import library_function

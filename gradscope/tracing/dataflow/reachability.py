@@ -22,6 +22,7 @@ from jax.interpreters import ad
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.jaxpr.derivatives.refused_derivatives import refuses
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation, is_literal
@@ -38,9 +39,6 @@ class Reach(IntEnum):
 
 #: Primitives that are constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
-
-#: Primitives whose rule is to refuse, that of a Pallas kernel in reverse mode.
-_REFUSING: Final = frozenset({"pure_callback", "io_callback", "ffi_call", "pallas_call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +222,10 @@ def is_without_derivative(frame: Frame, number: int) -> bool:
 
     A program may still have it, behind a `stop_gradient`.
     """
-    primitive = frame.jaxpr.eqns[number].primitive
+    equation = frame.jaxpr.eqns[number]
+    primitive = equation.primitive
     is_known = number in frame.children or primitive.call_primitive or primitive in ad.primitive_jvps
-    return not is_known or primitive.name in _REFUSING
+    return not is_known or refuses(equation)
 
 
 def is_constant(equation: Equation) -> bool:

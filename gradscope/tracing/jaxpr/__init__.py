@@ -6,8 +6,8 @@
 3. `frames` builds the tree of frames. A *frame* is a jaxpr together with the equation that runs it.
 4. `iterations` follows values from one iteration of a loop to another, and into and out of loops and branches.
 5. `scopes` joins name scopes to layer paths. `module_loops` finds *lifts*, loops that a framework runs for one module.
-6. `custom_rules`, `source_lines` and `fingerprint` describe equations, source files and complete traces.
-7. `vjp` applies the backward rule of a single equation.
+6. `source_lines` and `fingerprint` describe source files and complete traces.
+7. `derivatives` are those of single equations: custom rules, what JAX refuses, and a backward rule applied by itself.
 
 Why control flow is a table (2026-11): the behaviour of loops, branches and calls was decided by 70 comparisons with a
 frame's kind, in 22 modules, and nothing stated which of them a new higher-order primitive had to be added to. Now each

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.primitive_groups import MATRIX_PRODUCTS
+from gradscope.tracing.jaxpr.derivatives.vjp import pull_back_of, pulled_back
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,
     Atom,
@@ -24,7 +25,6 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     trace,
 )
 from gradscope.tracing.jaxpr.transfers import loop_operands
-from gradscope.tracing.jaxpr.vjp import pull_back_of, pulled_back
 
 #: Equations whose elements are made of many elements of an operand, even where it has the result's shape.
 _MIXING: Final = MATRIX_PRODUCTS | {

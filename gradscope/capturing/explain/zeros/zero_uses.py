@@ -22,9 +22,9 @@ from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, RECEIVES_ZEROS
 from gradscope.primitive_groups import ADDITIONS, COPIES, PRODUCTS
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.derivatives.vjp import pulled_back
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import bind
-from gradscope.tracing.jaxpr.vjp import pulled_back
 
 #: Linear in the gradient, and nothing else.
 _SUMS: Final = COPIES | ADDITIONS | {"neg", "reduce_sum", "rev", "concatenate", "cumsum"}

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
+from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.support.data import filled

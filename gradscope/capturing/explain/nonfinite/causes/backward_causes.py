@@ -28,7 +28,7 @@ from gradscope.capturing.explain.nonfinite.causes.repairs import (
     overflow,
 )
 from gradscope.capturing.explain.nonfinite.failures import Failure
-from gradscope.tracing.jaxpr.custom_rules import custom_rule
+from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import sub_jaxprs
 from gradscope.tracing.lookup.operations import Operation, Operations

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gradscope.tracing.jaxpr.derivatives.refused_derivatives import refused_operands
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_over, kind_of, opened, sees_symbolic_zeros
 from gradscope.tracing.jaxpr.source_lines import function_inside, is_file_of, is_library_file
@@ -22,8 +23,6 @@ from gradscope.tracing.jaxpr.transfers import solve_operands
 _STAND_INS: Final[Mapping[str, str]] = {"custom_derivatives.py": "wrapped_fun", "_ad.py": "fn_wrapped"}
 #: How JAX calls the arguments of a function that does not name them.
 _UNNAMED: Final = re.compile(r"args\[\d+\]")
-#: Primitives that JAX differentiates by some operands, and not by the order or the shape of a special function.
-_PARTLY: Final = frozenset({"polygamma", "regularized_incomplete_beta", "linear_call"})
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
 
@@ -99,7 +98,7 @@ def may_refuse(equation: Equation) -> bool:
 
     JAX's own, of its activation functions for one, take every operand.
     """
-    if equation.primitive.name in _PARTLY:
+    if refused_operands(equation):
         return True
     rule = custom_rule(equation)
     return rule is not None and (sees_symbolic_zeros(equation) or not rule.of_jax)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.jaxpr.custom_rules import may_refuse
+from gradscope.tracing.jaxpr.derivatives.custom_rules import may_refuse
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, sub_jaxprs
 
 

@@ -1,0 +1,67 @@
+"""What JAX refuses to differentiate may stand behind a `stop_gradient`: observing it changes no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from tests.support.data import evenly
+
+Function = Callable[..., Any]
+
+MANY, OTHERS = evenly(0.2, 0.8, 3, 4), evenly(0.3, 0.7, 3, 4)
+
+
+def _linear(by: Any, x: Any) -> Any:
+    return jax.custom_derivatives.linear_call(lambda by, x: by * x, lambda by, x: by * x, by, x)
+
+
+#: Functions of a constant and a value, and whether JAX differentiates by a constant in the same call.
+PARTLY: dict[str, Function] = {
+    "the order of a polygamma function": lambda a, x: lax.polygamma(a + 1, x + 1),
+    "the shape of a distribution": lambda a, x: jax.scipy.special.betainc(a, 2.0, x),
+    "what a linear function has": _linear,
+    "the initial value of a reduction": lambda a, x: lax.reduce(x, a[0, 0], lambda one, by: one * by, (0,)),
+}
+NOT: dict[str, Function] = {
+    "all singular vectors": lambda a, x: jnp.linalg.svd(a)[1][None] + x[:, :3],
+    "eigenvectors": lambda a, x: jnp.abs(jnp.linalg.eig(a[:, :3])[1]) + x[:, :3],
+    "windows": lambda a, x: lax.reduce_window(a, a[0, 0], lambda one, by: one * by, (2, 2), (1, 1), "SAME") + x,
+    "a function at places": lambda a, x: a.at[0].apply(jnp.sin) + x,
+}
+
+
+def _loss(function: Function) -> Function:
+    def loss(params: Any) -> Any:
+        constant = lax.stop_gradient(params["a"] * 1.5)
+        return jnp.sum(jnp.sin(function(constant, params["x"] * 1.1)))
+
+    return loss
+
+
+@pytest.mark.parametrize("name", [*PARTLY, *NOT])
+@pytest.mark.parametrize("ops", [True, "inputs"])
+def test_a_refused_operand_is_constant_as_in_the_plain_program(name: str, ops: Any) -> None:
+    loss, params = _loss((PARTLY | NOT)[name]), {"a": MANY, "x": OTHERS}
+    dump = gs.capture(loss, params, ops=ops)
+    np.testing.assert_allclose(dump["param_grad/x"], jax.grad(loss)(params)["x"], rtol=1e-5)
+    absent = {entry.absent for entry in dump.manifest.entries if entry.family == "activation_grad"}
+    assert absent >= ({"forward-only"} if name in NOT else {"disconnected"})
+
+
+def test_the_same_operations_where_they_can_be_differentiated_have_their_gradients() -> None:
+    def loss(params: Any) -> Any:
+        constant = lax.stop_gradient(params["a"] * 1.5)
+        return jnp.sum(jnp.linalg.svd(constant, full_matrices=False)[1]) + constant.at[0].set(params["x"][0]).sum()
+
+    dump = gs.capture(loss, {"a": MANY, "x": OTHERS}, ops=True)
+    gradient = jax.grad(lambda a: jnp.sum(jnp.linalg.svd(a, full_matrices=False)[1]) + a[1:].sum())(MANY * 1.5)
+    stopped = next(key for key in dump if key.startswith("activation_grad/") and key.endswith("stop_gradient"))
+    np.testing.assert_allclose(dump[stopped], gradient, rtol=1e-4)
