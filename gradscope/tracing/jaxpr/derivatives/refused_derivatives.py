@@ -13,12 +13,15 @@ import jax.numpy as jnp
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
 
-#: Primitives whose rule is to refuse, those of a Pallas kernel and of windows reduced by any function in reverse mode.
-_ALWAYS: Final = frozenset({"pure_callback", "io_callback", "ffi_call", "pallas_call", "reduce_window"})
+#: Primitives whose rule is to refuse, that of a Pallas kernel in reverse mode.
+_ALWAYS: Final = frozenset({"pure_callback", "io_callback", "ffi_call", "pallas_call"})
 
-#: Primitives whose rule refuses with some parameters: all singular vectors, eigenvectors, a function of elements at
-#: places, products at places that may be the same.
-_BY_PARAMETERS: Final = frozenset({"eig", "qr", "scatter", "scatter_mul", "svd"})
+#: Primitives whose rule refuses with some parameters, or in some versions: all singular vectors, eigenvectors, a
+#: function of elements at places, products at places that may be the same, any function of windows, and functions
+#: with a batching rule of their own or a name for the compiler.
+_SOMETIMES: Final = frozenset(
+    {"composite", "custom_vmap_call", "eig", "qr", "reduce_window", "scatter", "scatter_mul", "svd"}
+)
 
 
 def refused_operands(equation: Equation) -> range:
@@ -43,25 +46,30 @@ def refused_operands(equation: Equation) -> range:
 def refuses(equation: Equation) -> bool:
     """Returns whether the rule of a primitive refuses to differentiate an equation by any of its operands."""
     name = equation.primitive.name
-    return name in _ALWAYS or (name in _BY_PARAMETERS and _is_not_implemented(equation))
+    return name in _ALWAYS or (name in _SOMETIMES and _fails(equation))
 
 
 # An analysis asks for each equation several times, and an attempt takes a millisecond.
 @lru_cache(maxsize=256)
-def _is_not_implemented(equation: Equation) -> bool:
+def _fails(equation: Equation) -> bool:
     operands = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
-    inexact = [at for at, each in enumerate(operands) if jnp.issubdtype(each.dtype, jnp.inexact)]
+    inexact = [at for at, each in enumerate(operands) if _is_inexact(each)]
 
     def derivative(*values: Any) -> Any:
         def run(*moved: Any) -> list[Any]:
             by_position = dict(zip(inexact, moved, strict=True))
-            return bind(equation, [by_position.get(at, value) for at, value in enumerate(values)])
+            outputs = bind(equation, [by_position.get(at, value) for at, value in enumerate(values)])
+            return list(filter(_is_inexact, outputs))
 
-        moved = [values[at] for at in inexact]
-        return jax.jvp(run, moved, moved)
+        outputs, pull_back = jax.vjp(run, *(values[at] for at in inexact))
+        return pull_back(outputs)
 
     try:
         jax.eval_shape(derivative, *operands)
-    except NotImplementedError:
+    except (NotImplementedError, TypeError, ValueError):
         return True
     return False
+
+
+def _is_inexact(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.inexact)

@@ -23,6 +23,16 @@ def _linear(by: Any, x: Any) -> Any:
     return jax.custom_derivatives.linear_call(lambda by, x: by * x, lambda by, x: by * x, by, x)
 
 
+@jax.custom_batching.custom_vmap
+def _with_batching_rule(one: Any, by: Any) -> Any:
+    return jnp.sin(one) * by
+
+
+@_with_batching_rule.def_vmap
+def _of_many(size: int, _batched: Any, one: Any, by: Any) -> tuple[Any, bool]:
+    return _with_batching_rule(one, jnp.broadcast_to(by, (size, *by.shape))), True
+
+
 #: Functions of a constant and a value, and whether JAX differentiates by a constant in the same call.
 PARTLY: dict[str, Function] = {
     "the order of a polygamma function": lambda a, x: lax.polygamma(a + 1, x + 1),
@@ -34,6 +44,7 @@ NOT: dict[str, Function] = {
     "all singular vectors": lambda a, x: jnp.linalg.svd(a)[1][None] + x[:, :3],
     "eigenvectors": lambda a, x: jnp.abs(jnp.linalg.eig(a[:, :3])[1]) + x[:, :3],
     "windows": lambda a, x: lax.reduce_window(a, a[0, 0], lambda one, by: one * by, (2, 2), (1, 1), "SAME") + x,
+    "a function with a batching rule": lambda a, x: jax.vmap(_with_batching_rule, (0, None))(a, a[0]) + x,
     "a function at places": lambda a, x: a.at[0].apply(jnp.sin) + x,
 }
 
