@@ -9,7 +9,8 @@ The model runs again under changes that should make no difference. The distance 
   stays the same.
 
 The largest of these distances is the statistic `noise`. A run in bfloat16 gives the statistic `noise@bfloat16`: the
-error of low precision in this model. A run in float32 gives `noise@float32`, where the model computes in float64.
+error of low precision in this model. A run in float32 gives `noise@float32`, where the model computes in float64. A
+model that does not run in such a type, as its loops carry another one, lacks the statistic.
 Parameters, state and inputs are not computed, so they have no noise.
 """
 
@@ -35,6 +36,7 @@ from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
+from gradscope.errors import ModelError
 from gradscope.naming import ACTIVATION, PARAM_GRAD, is_gradient, key_of
 from gradscope.tracing.loading.model import Model
 
@@ -52,10 +54,12 @@ class Calibrated:
     Attributes:
         dump: The run.
         noise: Noise floors by key, then by the name of the statistic.
+        refused: How the model failed in a type in which it does not run, by the name of the statistic.
     """
 
     dump: MemoryDump
     noise: Mapping[str, Mapping[str, float]]
+    refused: Mapping[str, ModelError]
 
     def write_to(self, sink: RecordSink) -> Manifest:
         """Writes the run as a dump, with the noise floors among the statistics of its tensors.
@@ -85,12 +89,14 @@ class _Rerun:
         arguments: The arguments of the loss.
         settings: Makes the context with JAX's settings for this run.
         reordered: Whether the examples come in another order, so that only sums over examples compare.
+        may_fail: Whether the model may refuse it, as one that carries float32 through a loop does another type.
     """
 
     statistic: str
     arguments: Arguments
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
     reordered: bool = False
+    may_fail: bool = False
 
 
 def calibrate(
@@ -109,7 +115,7 @@ def calibrate(
         The run with its noise floors.
 
     Raises:
-        ModelError: The user's code failed.
+        ModelError: The user's code failed in the precision of the reference.
         MachineError: Memory ran out.
         UsageError: A pattern selects nothing.
     """
@@ -120,13 +126,20 @@ def calibrate(
 
     reference = run(arguments, request.reading)  # this run and one other are in memory at a time
     noise: dict[str, dict[str, float]] = {}
+    refused: dict[str, ModelError] = {}
     for rerun in _reruns(arguments, lower):
-        with rerun.settings():
-            moved = run(rerun.arguments, TensorReading())
+        try:
+            with rerun.settings():
+                moved = run(rerun.arguments, TensorReading())
+        except ModelError as error:
+            if not rerun.may_fail:
+                raise
+            refused[rerun.statistic] = error
+            continue
         for key, distance in _distances(reference, moved, rerun):
             floors = noise.setdefault(key, {})
             floors[rerun.statistic] = max(distance, floors.get(rerun.statistic, 0.0))
-    return Calibrated(dump=reference, noise=noise)
+    return Calibrated(dump=reference, noise=noise, refused=refused)
 
 
 def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_Rerun]:
@@ -135,7 +148,7 @@ def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_R
     yield _Rerun(statistic=NOISE, arguments=arguments, settings=lambda: jax.default_matmul_precision("highest"))
     yield _Rerun(statistic=NOISE, arguments=_changed(arguments, _reversed), reordered=True)
     for dtype, narrow in lower.items():
-        yield _Rerun(statistic=LOW_PRECISION_NOISE[dtype], arguments=narrow)
+        yield _Rerun(statistic=LOW_PRECISION_NOISE[dtype], arguments=narrow, may_fail=True)
 
 
 def _changed(arguments: Arguments, change: Callable[[tuple[Any, Any]], tuple[Any, Any]]) -> Arguments:

@@ -28,7 +28,7 @@ MOVEMENT: Final = frozenset(
 )  # fmt: skip
 
 #: Primitives about the devices of a mesh, which move values between them or none.
-_ABOUT_DEVICES: Final = COLLECTIVES | {
+ABOUT_DEVICES: Final = COLLECTIVES | {
     "pvary", "pcast", "pbroadcast", "pbroadcast_dynamic", "reduced_vary_cast", "vary_unreduced_cast", "axis_index"
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ _ABOUT_DEVICES: Final = COLLECTIVES | {
 def has_own_cost(equation: Equation) -> bool:
     """Returns whether an equation's cost follows from its primitive, whatever jaxprs are in its parameters."""
     name = equation.primitive.name
-    return name in _RULES or name in MOVEMENT or name in _ABOUT_DEVICES
+    return name in _RULES or name in MOVEMENT or name in ABOUT_DEVICES
 
 
 def flops_of(equation: Equation) -> int:
@@ -46,7 +46,7 @@ def flops_of(equation: Equation) -> int:
         equation: An equation that runs no jaxprs, or one with `has_own_cost`.
     """
     name = equation.primitive.name
-    if name in MOVEMENT or name in _ABOUT_DEVICES:
+    if name in MOVEMENT or name in ABOUT_DEVICES:
         return 0
     if not any(_is_inexact(variable) for variable in (*equation.invars, *equation.outvars)):
         return 0

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.inspection.flops import COLLECTIVES
+from gradscope.inspection.flops import ABOUT_DEVICES
 from gradscope.inspection.frame_flops import program_flops
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import needed_for
@@ -30,7 +30,7 @@ class Pullbacks:
             equation: A differentiable equation.
             active: For each operand, whether its cotangent is needed.
         """
-        if equation.primitive.name in COLLECTIVES:
+        if equation.primitive.name in ABOUT_DEVICES:
             return 0
         key = (equation.primitive, tuple(_shape(atom) for atom in equation.invars), tuple(active), _key(equation))
         if key not in self._known:

@@ -65,3 +65,20 @@ def test_it_states_the_target_and_a_dump_of_that_does_not_replace_it(folder: Pat
 def test_an_existing_reference_stays_unless_force_is_given(folder: Path) -> None:
     refused = gradscope("calibrate", "model.py", "-o", "ref.npz", folder=folder)
     assert (refused.status, refused.lines[0]) == (2, "gradscope: error: ref.npz exists")
+
+
+def test_a_model_that_runs_in_one_type_alone_is_a_reference_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "carry.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def init(key): return {'w': jnp.ones(3)}\n"
+        "def batch(key, size): return {'x': jnp.ones((size, 3))}\n"
+        "def loss(params, batch):\n"
+        "    step = lambda carry, x: (jnp.tanh(carry + x * params['w']), None)\n"
+        "    return jax.lax.scan(step, jnp.zeros(3, jnp.float32), batch['x'])[0].sum()\n"
+    )
+    done = gradscope("calibrate", "carry.py", "-o", "ref.npz", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert "noise@bfloat16  not measured, as the model does not run in that type: loss of carry: " in done.output
+    with open_dump(tmp_path / "ref.npz") as ref:
+        assert any("noise" in entry.stats for entry in ref.manifest.entries)
+        assert not any("noise@bfloat16" in entry.stats for entry in ref.manifest.entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 from gradscope.inspection.layer_costs import Cost, costs_of
 from gradscope.tracing.tracer import trace_loss
@@ -122,3 +124,15 @@ def test_nothing_is_counted_backwards_where_no_parameter_is() -> None:
 
 def test_integers_and_random_bits_cost_nothing() -> None:
     assert cost(lambda x: x[jnp.arange(3) * 2 + 1 - np.int32(1)]).flops == 0
+
+
+def test_moving_values_to_the_devices_of_a_mesh_costs_nothing_forward_or_backward() -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    shards = partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec("data"), PartitionSpec()))
+
+    def loss(w: Any, x: Any) -> Any:
+        return shards(lambda x, w: lax.psum((x @ w)[0, 0], "data"), out_specs=PartitionSpec())(x, w)
+
+    costs = sum(costs_of(trace_loss(loss, filled(1.0, 6, 5), X)).values(), Cost())
+    assert costs.flops == 2 * (2 * 2 * 6 * 5)
+    assert costs.backward_flops == costs.flops  # back to the weights alone

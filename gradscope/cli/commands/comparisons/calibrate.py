@@ -78,5 +78,8 @@ def _summary(output: Path, found: Calibrated) -> list[str]:
     for statistic in dict.fromkeys(name for floors in found.noise.values() for name in floors):
         key, floors = max(found.noise.items(), key=lambda item, name=statistic: item[1].get(name, 0.0))
         lines.append(f"{statistic}  at most {floors.get(statistic, 0.0):.2g}, at {key}")
+    for statistic, error in found.refused.items():
+        reason = str(error).splitlines()[0].rstrip(":")
+        lines.append(f"{statistic}  not measured, as the model does not run in that type: {reason}")
     examples = found.dump.manifest.examples
     return lines if examples is None else [*lines, f"examples  {examples.sentence}"]
