@@ -95,7 +95,7 @@ def _run(
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
-    with closing(values), _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with closing(values), _with_gradients(), _untouched(module), torch.compiler.set_stance("force_eager"):
         before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
@@ -130,6 +130,13 @@ def _require_data(module: nn.Module) -> None:
                 f"{printable(plain_name(name))} has no values: it is on the device meta",
                 hint="load or initialise the module's values, such as with to_empty() and load_state_dict()",
             )
+
+
+@contextmanager
+def _with_gradients() -> Generator[None]:
+    """Records what is computed for the backward pass, also where the caller has switched that off."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -214,7 +221,7 @@ def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
     leaves: list[Tensor] = []
 
     def module_inputs(tensor: Tensor) -> Tensor:
-        leaf = tensor.detach()
+        leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
         if leaf.is_floating_point() or leaf.is_complex():
             leaf = leaf.requires_grad_()
             leaves.append(leaf)

@@ -138,6 +138,17 @@ def test_the_module_is_left_as_it_was() -> None:
         assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_captured_where_the_caller_has_switched_them_off(off: Callable[[], Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(5, 4)
+    expected = capture(model, lambda y: (y**3).sum(), x)
+    with off():
+        dump = capture(model, lambda y: (y**3).sum(), x + 0)
+    assert set(dump) == set(expected)
+    assert "input_grad/input" in dump
+    assert all(np.array_equal(dump[key], expected[key]) for key in expected)
+
+
 class _Averaging(nn.Module):
     """A running mean that is assigned, not changed in place, and a cache that grows with the batch."""
 
