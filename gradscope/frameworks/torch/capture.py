@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gradscope import naming
 from gradscope.api.reading import Dump, load
@@ -24,6 +25,7 @@ from gradscope.frameworks.torch.conversion import mapped, tensors_in
 from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
+from gradscope.naming import printable
 
 
 def capture(
@@ -58,7 +60,8 @@ def capture(
 
     Raises:
         UsageError: The path cannot be used, or a tensor's dtype cannot be stored.
-        ModelError: The loss is not a real scalar that depends on a parameter or an input.
+        ModelError: The loss is not a real scalar that depends on a parameter or an input; or a parameter or a buffer
+            has no values, as those of a lazy module that has not run yet, or on the device meta.
         MachineError: The disk is full or fails.
     """
     if path is None:
@@ -88,10 +91,11 @@ def _run(
     model: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink, *, updates: bool
 ) -> Manifest:
     module = as_written(model)
+    _require_data(module)
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
-    with closing(values), _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with closing(values), _with_gradients(), _untouched(module), torch.compiler.set_stance("force_eager"):
         before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
@@ -114,18 +118,51 @@ def _run(
     )
 
 
+def _require_data(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{printable(plain_name(name))} has no shape before the module has run",
+                hint="run a lazy module on a batch once, before it is captured",
+            )
+        if tensor.is_meta:
+            raise ModelError(
+                f"{printable(plain_name(name))} has no values: it is on the device meta",
+                hint="load or initialise the module's values, such as with to_empty() and load_state_dict()",
+            )
+
+
+@contextmanager
+def _with_gradients() -> Generator[None]:
+    """Records what is computed for the backward pass, also where the caller has switched that off."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
 @contextmanager
 def _untouched(module: nn.Module) -> Generator[None]:
     """Restores buffers and random number generators after a `with` statement."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    buffers = [
+        (each, name, buffer, buffer.detach().clone())
+        for each in module.modules()
+        for name, buffer in each.named_buffers(recurse=False)
+    ]
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
+            for each, name, buffer, before in buffers:
                 buffer.copy_(before)
+                if _is_assigned_anew(buffer, getattr(each, name, None)):
+                    setattr(each, name, buffer)
+
+
+def _is_assigned_anew(before: Tensor, now: Tensor | None) -> bool:
+    """Returns whether a module replaced a buffer by its next value; one of another shape is a cache that grew."""
+    # Other attributes of the module tell the size of such a cache, and would no longer fit the former one.
+    return now is not None and now is not before and now.shape == before.shape and now.dtype == before.dtype
 
 
 def _gradients(
@@ -140,12 +177,26 @@ def _gradients(
     try:
         for parameter in parameters:
             parameter.grad = None
-        with calls.recomputing():
+        with calls.recomputing(), _without_updates(parameters):
             loss.backward()
         return {id(parameter): parameter.grad for parameter in parameters}
     finally:
         for parameter, gradient in before:
             parameter.grad = gradient
+
+
+@contextmanager
+def _without_updates(parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Keeps hooks that run once a gradient is accumulated, such as an optimizer's step, from running meanwhile."""
+    attributes = [getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters]
+    hooks = [(each, dict(each)) for each in attributes if each]
+    try:
+        for each, _ in hooks:
+            each.clear()  # autograd holds the dictionary itself
+        yield
+    finally:
+        for each, registered in hooks:
+            each.update(registered)
 
 
 def _has_reentrant_checkpoints(loss: Tensor) -> bool:
@@ -170,7 +221,7 @@ def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
     leaves: list[Tensor] = []
 
     def module_inputs(tensor: Tensor) -> Tensor:
-        leaf = tensor.detach()
+        leaf = tensor.clone() if tensor.is_inference() else tensor.detach()
         if leaf.is_floating_point() or leaf.is_complex():
             leaf = leaf.requires_grad_()
             leaves.append(leaf)

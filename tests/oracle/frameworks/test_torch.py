@@ -138,6 +138,56 @@ def test_the_module_is_left_as_it_was() -> None:
         assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_captured_where_the_caller_has_switched_them_off(off: Callable[[], Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(5, 4)
+    expected = capture(model, lambda y: (y**3).sum(), x)
+    with off():
+        dump = capture(model, lambda y: (y**3).sum(), x + 0)
+    assert set(dump) == set(expected)
+    assert "input_grad/input" in dump
+    assert all(np.array_equal(dump[key], expected[key]) for key in expected)
+
+
+class _Averaging(nn.Module):
+    """A running mean that is assigned, not changed in place, and a cache that grows with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("cache", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.cache = torch.ones(len(x))
+        return self.layer(x - self.mean) * self.cache[:, None]
+
+
+def test_a_buffer_that_the_run_assigns_anew_is_put_back_and_a_cache_that_grew_is_kept() -> None:
+    model, x = _Averaging(), torch.randn(3, 4)
+    mean = model.mean
+    first, second = (capture(model, torch.sum, x, updates=True) for _ in range(2))
+    assert model.mean is mean
+    assert not mean.any()
+    assert model.cache.shape == (3,)
+    assert np.array_equal(first["activation/layer"], second["activation/layer"])
+    assert np.allclose(first["aux/mean"], 0.1 * x.mean(0).numpy())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (partial(nn.Sequential, nn.LazyLinear(2)), "0/weight has no shape before the module has run"),
+        (partial(nn.Linear, 4, 2, device="meta"), "weight has no values: it is on the device meta"),
+    ],
+)
+def test_a_module_without_values_is_refused(model: Callable[[], nn.Module], said: str) -> None:
+    with pytest.raises(ModelError) as error:
+        capture(model(), torch.sum, torch.randn(3, 4))
+    assert error.value.message == said
+
+
 def test_hooks_are_taken_off_when_the_model_fails() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -311,6 +361,31 @@ def test_reentrant_checkpoints_have_the_gradients_of_the_others() -> None:
     assert {"activation_grad/block/0#2", "activation_grad/block/2", "param_grad/block/0/weight"} <= set(dump)
     assert set(other) == set(dump)
     assert all(np.array_equal(dump[key], other[key]) for key in other)
+
+
+def test_an_optimizer_in_the_backward_pass_takes_no_step_of_a_reentrant_checkpoint() -> None:
+    model, x = Reentrant(reentrant=False), torch.randn(4, 3)
+    expected = capture(model, torch.sum, x)
+    before = copy.deepcopy(model.state_dict())
+    steps: list[Tensor] = []
+
+    def step(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        steps.append(parameter)
+        parameter.data -= parameter.grad
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    model.reentrant = True
+    dump = capture(model, torch.sum, x)
+    assert not steps
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    gradients = [key for key in expected if key.startswith("param_grad/")]
+    assert gradients
+    assert all(np.allclose(dump[key], expected[key]) for key in gradients)
+    model(x).sum().backward()  # outside of a capture, they are taken
+    assert {*map(id, steps)} == {*map(id, model.parameters())}
 
 
 class _Block(nn.Module):

@@ -44,13 +44,15 @@ def make(*, fail=False):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory of its own, and an interpreter that forgets what a test imports."""
+    """A working directory of its own, and an interpreter that forgets what a test imports from there."""
     monkeypatch.chdir(tmp_path)
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
     sys.path[:] = path
-    for name in sys.modules.keys() - modules:
-        del sys.modules[name]
+    for name in sys.modules.keys() - modules:  # a library that is forgotten in part does not work when imported again
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 def write(path: str, text: str) -> Path:
