@@ -235,3 +235,65 @@ def callback(params: Any, batch: Any) -> Any:
 def test_what_cannot_be_written_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="pure_callback cannot be written as a script"):
         reproduction(callback, {"w": jnp.ones((3, 2))}, {"x": jnp.ones((2, 3))}, "host")
+
+
+def twice_read(params: Any, batch: Any) -> Any:
+    """A loop that takes the rows of a matrix, and reads all of it."""
+
+    def step(carry: Any, row: Any) -> Any:
+        with jax.named_scope("cell"):
+            return jnp.tanh(carry @ params["w"] + row), None
+
+    return jax.lax.scan(step, batch["x"], params["w"][:, None, :])[0].sum()
+
+
+def rows(params: Any, batch: Any) -> Any:
+    return twice_read({"w": params["w"][:, 0]}, batch) + params["w"].mean()
+
+
+@pytest.mark.parametrize(("loss", "shape"), [(twice_read, (3, 3)), (rows, (3, 1, 3))])
+def test_a_slice_of_an_argument_that_something_else_reads_has_no_gradient_in_the_dump(
+    tmp_path: Path, loss: Any, shape: tuple[int, ...]
+) -> None:
+    found = reproduction(loss, {"w": evenly(-1.0, 1.0, *shape)}, {"x": evenly(0.0, 1.0, 2, 3)}, "cell[1]")
+    assert [each.origin for each in found.gradients] == ["dump", "run", "run"]
+    assert ran(tmp_path, found).status == 0
+
+
+def narrow_inside(params: Any, batch: Any) -> Any:
+    with jax.named_scope("narrow"):
+        return (batch["x"].astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)).astype(jnp.float32).sum()
+
+
+def test_what_is_computed_in_a_narrow_type_has_its_tolerance() -> None:
+    found = reproduction(narrow_inside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "narrow")
+    assert {str(each.array.dtype) for each in found.gradients} == {"float32"}
+    assert min(each.tolerance for each in found.gradients) >= 0.05
+
+
+def noisy(params: Any, batch: Any) -> Any:
+    with jax.named_scope("noise"):
+        key = jax.random.fold_in(jax.random.key(3), 1)
+        scale = jax.random.gamma(key, jnp.abs(params["w"]) + 1) * jax.random.uniform(key, params["w"].shape)
+    return (batch["x"] @ scale).sum()
+
+
+def grouped(params: Any, batch: Any) -> Any:
+    with jax.named_scope("experts"):
+        return jax.lax.ragged_dot(batch["x"], jnp.stack([params["w"], 2 * params["w"]]), jnp.array([1, 1])).sum()
+
+
+@jax.custom_batching.sequential_vmap
+def one_by_one(row: Any) -> Any:
+    return jnp.sin(row)
+
+
+def batched(params: Any, batch: Any) -> Any:
+    with jax.named_scope("rows"):
+        return (one_by_one(jax.lax.stop_gradient(batch["x"])) @ params["w"]).sum()
+
+
+@pytest.mark.parametrize(("loss", "layer"), [(noisy, "noise"), (grouped, "experts"), (batched, "rows")])
+def test_random_numbers_groups_and_batching_rules_can_be_written(tmp_path: Path, loss: Any, layer: str) -> None:
+    found = reproduction(loss, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, layer)
+    assert ran(tmp_path, found).status == 0

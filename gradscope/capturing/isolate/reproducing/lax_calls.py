@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -98,11 +99,11 @@ def literal(value: Any) -> str:
 
 
 def _of_lax(value: Any) -> str:
-    """Returns a member of one of the enumerations of `jax.lax`, or one of its named tuples, as an expression."""
+    """Returns a member of one of the enumerations of `jax.lax`, or one of its tuples with names, as an expression."""
     name = type(value).__name__
-    return (
-        f"lax.{name}.{value.name}" if isinstance(value, enum.Enum) else f"lax.{name}({_arguments((), value._asdict())})"
-    )
+    if isinstance(value, enum.Enum):
+        return f"lax.{name}.{value.name}"
+    return f"lax.{name}({_arguments((), vars(value) if is_dataclass(value) else value._asdict())})"
 
 
 def scalar(value: Any, dtype: Any) -> str:
@@ -168,11 +169,20 @@ def _extremum(function: str) -> Callable[[Sequence[str], Mapping[str, Any]], str
     return written
 
 
+def _seed(operands: Sequence[str], params: Mapping[str, Any]) -> str:
+    return f"jax.random.key({operands[0]}, impl={params['impl'].name!r})"
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]] = {
     "iota": _iota,
     "sort": _sort,
     "random_bits": lambda keys, params: (
         f"jax.random.bits({keys[0]}, {literal(params['shape'])}, jnp.uint{params['bit_width']})"
+    ),
+    "random_seed": _seed,
+    "random_clone": lambda keys, _: keys[0],
+    "random_gamma": lambda operands, params: (
+        f"jax.random.{'loggamma' if params['log_space'] else 'gamma'}({', '.join(operands)}, dtype={operands[1]}.dtype)"
     ),
     "random_split": lambda keys, params: f"jax.random.split({keys[0]}, {literal(params['shape'])})",
     "random_fold_in": lambda operands, _: f"jax.random.fold_in({', '.join(operands)})",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -11,9 +11,12 @@ import numpy as np
 from jax import lax
 
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.isolate.reproducing.to_python import PythonSource
+from gradscope.instrument.taps import full_tensor
 from gradscope.tracing.dataflow.reachability import is_inexact
-from gradscope.tracing.jaxpr.jaxcompat import trace
+from gradscope.tracing.jaxpr.frames import frame_tree
+from gradscope.tracing.jaxpr.jaxcompat import Jaxpr, trace
 from gradscope.tracing.lookup.layer_call import IsolatedLayer
 
 #: The difference of two results that is still rounding, in machine epsilons of the result's norm.
@@ -55,8 +58,16 @@ class LayerFunctions:
         return gradients
 
     def run(self, inputs: Sequence[Array], cotangents: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Returns the results of both functions on the host."""
-        return jax.device_get((jax.jit(self.forward)(*inputs), jax.jit(self.vjp)(*inputs, *cotangents)))
+        """Returns the results of both functions on the host, of random keys their data."""
+        return _run(self.forward, self.vjp, inputs, cotangents)
+
+    def computed_dtypes(
+        self, inputs: Sequence[Array], cotangents: Sequence[Array]
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the floating-point dtypes in which each of the two functions computes."""
+        traced = (trace(self.forward, *inputs), trace(self.vjp, *inputs, *cotangents))
+        forward, vjp = (frozenset(_inexact_dtypes(jaxpr)) for jaxpr, _, _ in traced)
+        return forward, vjp
 
     def written(
         self, parameters: list[str], arrived: list[str], inputs: list[Array], cotangents: list[Array]
@@ -81,23 +92,40 @@ class LayerFunctions:
             *("", ""),
             *_lines(writer, self.vjp, [*parameters, *arrived], [*inputs, *cotangents]),
         ]
-        constants = {name: np.asarray(value) for name, value in writer.constants.items()}
+        # Random keys stay random keys, which NumPy has not.
+        constants: dict[str, Any] = {
+            name: value if is_key(str(value.dtype)) else np.asarray(value)
+            for name, value in ((name, jnp.asarray(each)) for name, each in writer.constants.items())
+        }
         self._require_faithful(lines, constants, inputs, cotangents)
         return tuple(lines), constants
 
     def _require_faithful(
-        self, lines: list[str], constants: Mapping[str, Array], inputs: list[Array], cotangents: list[Array]
+        self, lines: list[str], constants: Mapping[str, Any], inputs: list[Array], cotangents: list[Array]
     ) -> None:
         """Raises `RuntimeError` where the written functions do not compute what the layer computes."""
         scope: dict[str, Any] = {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "ARRAYS": constants}
         exec("\n".join(lines), scope)  # noqa: S102 - gradscope wrote it, from a model that runs here anyway
         own = self.run(inputs, cotangents)
-        again = jax.device_get((jax.jit(scope["forward"])(*inputs), jax.jit(scope["vjp"])(*inputs, *cotangents)))
+        again = _run(scope["forward"], scope["vjp"], inputs, cotangents)
         pairs = zip(jax.tree_util.tree_leaves(own), jax.tree_util.tree_leaves(again), strict=True)
         if not all(_within_rounding(one, other) for one, other in pairs):
             raise RuntimeError(
                 f"the functions written for {self._isolated.name} do not compute what the layer computes"
             )
+
+
+def _run(
+    forward: Callable[..., Any], vjp: Callable[..., Any], inputs: Sequence[Array], cotangents: Sequence[Array]
+) -> tuple[list[Array], list[Array]]:
+    made = jax.jit(forward)(*inputs), jax.jit(vjp)(*inputs, *cotangents)
+    return jax.device_get(jax.tree_util.tree_map(full_tensor, made))
+
+
+def _inexact_dtypes(jaxpr: Jaxpr) -> Iterator[str]:
+    for frame in frame_tree(jaxpr).walk():
+        for equation in frame.jaxpr.eqns:
+            yield from (str(atom.aval.dtype) for atom in equation.outvars if is_inexact(atom))
 
 
 def _lines(writer: PythonSource, function: Callable[..., Any], parameters: list[str], arrays: list[Array]) -> list[str]:

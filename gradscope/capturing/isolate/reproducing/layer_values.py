@@ -14,6 +14,7 @@ from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.instrument.isolating import IsolatedRun
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources, values_at
 from gradscope.tracing.jaxpr.jaxcompat import Atom
@@ -119,6 +120,9 @@ class LayerValues:
         root, loss = self._arguments.trace.root, self._loss_value
         if value_at is None or loss is None or self._isolated.reads_its_outputs():
             return None
+        stacked, at = self._gradient_at(atom)
+        if at and stacked is not None and not self._is_read_as_slices(stacked, value_at):
+            return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
         readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries).get(value_at, [])
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
@@ -167,6 +171,18 @@ class LayerValues:
             if len(stacks) == 1 and self._leaf(stacks[0]) is not None:
                 return stacks[0], value_at.iteration
         return value_at, ()
+
+    def _is_read_as_slices(self, stacked: ValueAt, slices: ValueAt) -> bool:
+        """Returns whether nothing reads an argument but the loop that takes it apart into slices."""
+        root, sliced = self._arguments.trace.root, self._frames[slices.value.frame]
+        variable = FrameVariable(root, variable_of(root, stacked.value))
+        flow = ForwardFlow()
+        while variable != FrameVariable(sliced, variable_of(sliced, slices.value)):
+            steps = list(flow.steps(variable))
+            if len(steps) != 1 or steps[0].way not in ("enter", "slice"):
+                return False
+            variable = steps[0].to
+        return True
 
     def _leaf(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument that a value is; None for any other."""

@@ -76,9 +76,14 @@ FORWARD = {outputs}
 VJP = {gradients}
 
 
+def data(array):
+    """Returns the numbers of a random key, and any other array as it is."""
+    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+
+
 def rel_l2(expected, found):
     """Returns l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
-    one, other = (np.asarray(each).astype(np.complex128).ravel() for each in (expected, found))
+    one, other = (np.asarray(data(each)).astype(np.complex128).ravel() for each in (expected, found))
     finite = np.isfinite(one)
     if one.shape != other.shape or not np.array_equal(finite, np.isfinite(other)):
         return np.inf

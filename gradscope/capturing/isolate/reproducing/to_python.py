@@ -1,8 +1,8 @@
 """`PythonSource` writes a traced function as Python that calls `jax.lax` and nothing else.
 
-Functions that are only called (`jit`, `checkpoint`, a function with a custom rule) are written in place. The bodies of
-loops and branches become inner functions. Equations on which no output depends are left out. Custom rules are not
-written: they matter for gradients only, and the gradient is another function whose trace has the rules applied.
+Functions that are only called (`jit`, `checkpoint`, one with a rule for derivatives or batches) are written in place.
+The bodies of loops and branches become inner functions. Equations on which no output depends are left out. Custom rules
+are not written: they matter for gradients only, and the gradient is another function whose trace has the rules applied.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gradscope.tracing.jaxpr.jaxcompat import (
 from gradscope.tracing.jaxpr.source_lines import source_of
 from gradscope.tracing.jaxpr.transfers import loop_operands
 
-#: Opaque to an interpreter that must keep custom rules; a writer of values inlines them.
-_IN_PLACE: Final = CUSTOM_RULES | {"checkpoint", "remat2", "remat"}
+#: Opaque to an interpreter that must keep rules of differentiation and batching; a writer of values inlines them.
+_IN_PLACE: Final = CUSTOM_RULES | {"checkpoint", "composite", "custom_vmap_call", "remat2", "remat"}
 
 
 class PythonSource:
