@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
+from gradscope.comparison.diagnosis.refuting.apart.other_operations import other_operations
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
@@ -101,6 +102,7 @@ def without_refuted(
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
+    pairing = without(dumps, pairing, other_operations(dumps, pairing, rows))
     pairing, hidden = without_hidden_biases(dumps, pairing, rows)
     pairing, applied = without_applied(dumps, pairing, rows)
     alone = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)

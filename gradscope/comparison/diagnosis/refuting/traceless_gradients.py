@@ -16,6 +16,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, relative_error
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.structure.operation_names import OperationNames
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
@@ -35,10 +36,11 @@ def traceless_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compa
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
     """
+    operations = OperationNames(dumps)
     differing = [
         match
         for match in pairing.matched
-        if match.matched_by not in _STATED
+        if (match.matched_by not in _STATED or operations.name(match))
         and rows[match.ref].status == "different"
         and split_key(match.ref)[0] == ACTIVATION_GRAD
         and (value := rows.get(key_of(ACTIVATION, split_key(match.ref)[1]))) is not None

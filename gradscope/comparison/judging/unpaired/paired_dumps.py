@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import Final
 
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.normal_forms import NamesWithin
+from gradscope.comparison.pairing.structure.operation_names import names_of_operations
 from gradscope.comparison.pairing.structure.uncertain_names import returned_counts
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.precision import coarser, dtype_class
@@ -19,6 +21,9 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
 from gradscope.naming.paths import loops_around
+
+#: Why a program has no values of what it states, however much of it was captured.
+_WITHOUT_VALUES: Final = ("eliminated", "opaque")
 
 
 def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> tuple[PairedDump, PairedDump]:
@@ -170,6 +175,15 @@ class PairedDump:
         return frozenset(key_of(line.family, line.name) for line in lines if line.reason == "eliminated")
 
     @cached_property
+    def _operations(self) -> frozenset[str]:
+        return names_of_operations(self.source)
+
+    @cached_property
+    def _without_values(self) -> frozenset[str]:
+        lines = self.source.manifest.ledger.missing
+        return frozenset(key_of(line.family, line.name) for line in lines if line.reason in _WITHOUT_VALUES)
+
+    @cached_property
     def loops(self) -> frozenset[str]:
         """The names of the layers with a loop, of whose iterations the program has values."""
         names = (name for family, name in map(split_key, self.known) if family == ACTIVATION)
@@ -178,6 +192,13 @@ class PairedDump:
     def why_absent(self, key: str) -> str | None:
         """Returns why the dump lists a tensor without its values; None where it has them, or does not list it."""
         return self.source.entry(self.source.resolve(key)).absent if key in self._stored else None
+
+    def has_operation(self, key: str) -> bool:
+        """Returns whether the program has an operation of this name, which may be another step in the other program.
+
+        What an operation makes may have no values, as it is eliminated, or inside of another one.
+        """
+        return split_key(key)[1] in self._operations if key in self._stored else key in self._without_values
 
     def lacks(self, key: str) -> bool:
         """Returns whether the program has a tensor of this name that is paired with none of any name.

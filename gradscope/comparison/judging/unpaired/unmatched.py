@@ -5,7 +5,8 @@ it is a step in between: everything that is computed from it is compared, and ag
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
 the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
-has inside a layer of both, as where attention was rewritten in blocks. Another layer that is missing was lost.
+has inside a layer of both, as where attention was rewritten in blocks, and for operations. Another layer that is
+missing was lost.
 Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them,
 or one of PyTorch that the port makes by itself, as a causal mask: of equal values, it may be ignored by mistake.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
@@ -92,7 +93,7 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    lost = lost and not own.facts.ported and not _is_in_common_layer(owner, own, other)
+    lost = lost and not (own.facts.ported or own.has_operation(key) or _is_in_common_layer(owner, own, other))
     return "" if lost else _why_between(key, owner, own, other)
 
 
@@ -202,8 +203,8 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
     A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
-    of another tensor there, as of another part of the batch or a number of a layer that returns more, or the tensor is
-    compared under another name.
+    of another tensor there, as of another part of the batch, a number of a layer that returns more, or an operation, or
+    the tensor is compared under another name.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
@@ -211,6 +212,7 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     if owner in own.compared:  # a difference counts there, and has one cause, whatever its names
         return f"the same tensor as {owner}, which is compared"
     otherwise = own.facts.cut_otherwise or own.returned.get(name) != other.returned.get(name)
+    otherwise = otherwise or (own.has_operation(key) and other.has_operation(key))
     if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not otherwise:
         return ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner

@@ -8,6 +8,9 @@ show that they are those of other layers: both programs use them in layers, and 
 So are the numbers of what a layer returns where it returns another number of values: as that of a layer inside of a
 gradient, which keeps what the backward pass needs.
 
+So are the names of operations in a scope of other operations (`operation_names`). They count behind values where the
+shapes are equal.
+
 Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
 refuted only where a layer that is called as the parameters are uses them.
 """
@@ -23,6 +26,7 @@ from typing import NamedTuple
 from gradscope.comparison.pairing.inference.other_sizes.repeated_values import repeat_in
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
+from gradscope.comparison.pairing.structure.operation_names import OperationNames
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import layers_around
@@ -78,11 +82,13 @@ def uncertain(find: Pass) -> Pass:
         is_uncertain = _uncertainty(dumps, unmatched)
         if is_uncertain is None:
             return
+        operations = OperationNames(dumps)
         refutes, names = _Parameters(dumps, unmatched).refute, LearntNames(unmatched.matched)
         possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _may_agree(dumps, each))
         yield from (
             each for each in possible
             if not refutes(each) and not names.refute(split_key(each.ref)[1], split_key(each.cand)[1])
+            and not (operations.mislead(split_key(each.ref)[1]) and _differ_in_shape(dumps, each))
         )  # fmt: skip
 
     return found
@@ -100,13 +106,14 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
         return None
     ref, cand = _Named(dumps.ref), _Named(dumps.cand)
     returned = [returned_counts(each) for each in layers]
+    operations = OperationNames(dumps)
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_uncertain(match: Match) -> bool:
         if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
             return False
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
-        if returned[0].get(one) != returned[1].get(other):
+        if returned[0].get(one) != returned[1].get(other) or operations.mislead(one) or operations.mislead(other):
             return True
         own, others = ref(one), cand(other)
         if not (own.is_itself or others.is_itself or (own.params and others.params)):
@@ -130,6 +137,10 @@ def _may_agree(dumps: Dumps, match: Match) -> bool:
     return (
         value is not None and value.ref in known[0] and value.cand in known[1] and repeat_in(dumps, value) is not None
     )
+
+
+def _differ_in_shape(dumps: Dumps, match: Match) -> bool:
+    return dumps.ref.entry(match.ref).shape != dumps.cand.entry(match.cand).shape
 
 
 def _of_values(match: Match) -> Match | None:
