@@ -14,7 +14,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.isolate.reproducing.to_python import PythonSource
 from gradscope.instrument.taps import full_tensor
-from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.jaxpr.jaxcompat import Jaxpr, trace
 from gradscope.tracing.lookup.layer_call import IsolatedLayer
@@ -30,13 +30,19 @@ class LayerFunctions:
         isolated: The layer.
 
     Attributes:
-        differentiated: Its inputs that have gradients.
+        differentiated: Its inputs that have gradients, none of which has to pass what JAX cannot differentiate.
         pulled: Its outputs that have cotangents.
     """
 
     def __init__(self, isolated: IsolatedLayer) -> None:
         self._isolated = isolated
-        self.differentiated = tuple(filter(is_inexact, isolated.inputs))
+        frame = root = isolated.layer.frame
+        while root.parent is not None:
+            root = root.parent
+        reach = reachability_from(root, isolated.layer.outputs)
+        self.differentiated = tuple(
+            atom for atom in isolated.inputs if is_inexact(atom) and reach.of(frame, atom) is not Reach.BARRED
+        )
         self.pulled = tuple(filter(is_inexact, isolated.outputs))
 
     def forward(self, *values: Any) -> list[Any]:
