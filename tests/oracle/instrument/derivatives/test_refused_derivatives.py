@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import gradscope as gs
 from tests.support.data import evenly
@@ -76,3 +78,16 @@ def test_the_same_operations_where_they_can_be_differentiated_have_their_gradien
     gradient = jax.grad(lambda a: jnp.sum(jnp.linalg.svd(a, full_matrices=False)[1]) + a[1:].sum())(MANY * 1.5)
     stopped = next(key for key in dump if key.startswith("activation_grad/") and key.endswith("stop_gradient"))
     np.testing.assert_allclose(dump[stopped], gradient, rtol=1e-4)
+
+
+def test_a_function_with_a_batching_rule_may_ask_for_an_axis_of_the_mesh() -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    total = jax.custom_batching.sequential_vmap(lambda x: lax.psum(jnp.sin(x), "data"))
+
+    def loss(params: Any) -> Any:
+        shards = partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
+        return shards(lambda x: x * total(lax.stop_gradient(x)))(params["x"]).sum()
+
+    params = {"x": evenly(0.2, 0.8, 4, 3)}
+    dump = gs.capture(loss, params, ops=True)
+    np.testing.assert_allclose(dump["param_grad/x"], jax.grad(loss)(params)["x"], rtol=1e-5)
