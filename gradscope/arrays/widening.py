@@ -19,6 +19,15 @@ _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _WIDE: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
+def wide_values(array: Array) -> Array:
+    """Returns the elements of an array of any shape, as `real_values` has them, in a float64 array of its own.
+
+    Args:
+        array: The array.
+    """
+    return real_values(array.reshape(-1)).reshape(array.shape).astype(np.float64)
+
+
 def real_values(block: Array) -> Array:
     """Returns the elements of `block` as float32 or float64, exactly; of complex elements, their magnitudes in float64.
 

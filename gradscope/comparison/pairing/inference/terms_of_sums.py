@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.widening import real_values
+from gradscope.arrays.widening import wide_values
 
 #: The relative rounding error of a sum of float32 tensors by which two terms are looked for.
 _ROUNDING: Final = 1e-4
@@ -31,7 +31,7 @@ def projection(array: Array) -> float:
         array: The tensor.
     """
     weights = np.random.default_rng(0).normal(size=array.size)
-    return float(weights @ real_values(array).astype(np.float64).ravel())
+    return float(weights @ wide_values(array).ravel())
 
 
 def pairs_adding_up(projections: Array, total: float) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.widening import real_values
+from gradscope.arrays.widening import wide_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Pairing
@@ -113,7 +113,7 @@ def _parts(gradient: Array, one: Array | None, apart: Mapping[str, Array]) -> tu
 
 def _gradient(source: DumpSource, key: str) -> Array | None:
     gradient = key_of(PARAM_GRAD, split_key(key)[1])
-    return real_values(source.array(gradient)).astype(np.float64) if source.has_tensor(gradient) else None
+    return wide_values(source.array(gradient)) if source.has_tensor(gradient) else None
 
 
 def _is_close(one: Array, other: Array) -> bool:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.widening import real_values
+from gradscope.arrays.widening import wide_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.inference.equal_parts import assigned
@@ -174,7 +174,7 @@ def _added_in_parts(
     for (_, shape), own in by_layer.items():
         pairs = combinations(own, 2) if shape and len(own) <= _MOST_TERMS else ()
         for pair in (each for each in pairs if not packed.keys() >= {*each}):
-            one, two = (_wide(other.array(key)) for key in pair)
+            one, two = (wide_values(other.array(key)) for key in pair)
             parts = [part for key in pair for part in packed.get(key, ())]
             for part, free in by_shape.items():
                 singles = [*free, *(key for key in parts if holder.entry(key).shape == part)]
@@ -207,10 +207,10 @@ def _added_in_blocks(
     sums = [key for key in keys if _is_stored(holder, key) and len(holder.entry(key).shape) == 1]
     for (_, shape), own in _by_layer(other, terms).items() if sums else ():
         for pair in combinations(own, 2) if len(own) <= _MOST_TERMS else ():
-            total = _wide(other.array(pair[0])) + _wide(other.array(pair[1]))
+            total = wide_values(other.array(pair[0])) + wide_values(other.array(pair[1]))
             for key in (key for key in sums if holder.entry(key).shape == shape):
                 gradients = _gradient(other, pair[0]), _gradient(holder, key)
-                if order := blocks_of_sum(total, _wide(holder.array(key)), gradients):
+                if order := blocks_of_sum(total, wide_values(holder.array(key)), gradients):
                     yield tuple((_Part(key, place, len(order)),) for place in order), pair
 
 
@@ -274,7 +274,7 @@ def _added(
         expected = holder.array(packed)
         for places in pairs_adding_up(projected[shape], projection(expected)):
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
-            one, two = (_wide(other.array(key)) for key in pair)
+            one, two = (wide_values(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
                 yield ((_Part(packed),),), pair
                 break
@@ -292,9 +292,5 @@ def _gradient(source: DumpSource, key: str) -> Array | None:
 
 def _is_close(one: Array, other: Array, family: str) -> bool:
     tolerance = default_tolerance(family, "float32", "float32")
-    one, other = _wide(one), _wide(other)
+    one, other = wide_values(one), wide_values(other)
     return one.shape == other.shape and bool(np.linalg.norm(one - other) <= tolerance * np.linalg.norm(one))
-
-
-def _wide(array: Array) -> Array:
-    return real_values(array).astype(np.float64)
