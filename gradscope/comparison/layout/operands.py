@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.comparison.layout.joined_statistics import joined_statistics
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
@@ -78,7 +80,7 @@ class StoredOperand:
 class DerivedOperand:
     """DerivedOperand holds a tensor that a recipe made of others; `array` is None where those have no elements."""
 
-    # Without statistics: those in the dump are of the tensors that it is made of.
+    # Its statistics are those of its elements, whatever their order; not those in the dump where it has others.
     entry: Entry
     array: Array | None
 
@@ -118,9 +120,22 @@ def counterpart(source: DumpSource, recipe: Recipe) -> Operand:
     parts = [_array(source, key) for key in recipe.keys]
     arrays = [each for each in parts if each is not None]
     if len(arrays) < len(parts) or not any(map(source.has_tensor, recipe.keys)):
-        return DerivedOperand(entry=replace(entry, stats={}), array=None)
+        return DerivedOperand(entry=_rearranged(source, recipe) or replace(entry, stats={}), array=None)
     array = recipe.made_of(arrays)
     return DerivedOperand(entry=replace(entry, shape=array.shape, stats={}, absent=None), array=array)
+
+
+def _rearranged(source: DumpSource, recipe: Recipe) -> Entry | None:
+    """Returns the entry of what has all elements of some tensors in another order; None where it has others."""
+    entries = [source.entry(source.resolve(key)) for key in recipe.keys]
+    if not recipe.only_moves or any(entry.absent for entry in entries):
+        return None
+    made = recipe.made_of([np.broadcast_to(np.uint8(0), entry.shape) for entry in entries])
+    sizes = [math.prod(entry.shape) for entry in entries]
+    if made.size != sum(sizes):
+        return None
+    stats = joined_statistics([(entry.stats, size) for entry, size in zip(entries, sizes, strict=True)])
+    return replace(entries[0], shape=made.shape, stats=stats)
 
 
 def _array(source: DumpSource, key: str) -> Array | None:

@@ -30,6 +30,10 @@ _UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l
 _EXACT: Final = ("min", "max", "zeros")
 
 
+#: What shows which elements a tensor has.
+_ELEMENTS: Final = ("l1", "l2", "mean", "std", "min", "max")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """Bound stores the least `rel_l2` that two tensors can have.
@@ -74,6 +78,24 @@ def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | N
     if not shared:
         return None
     return Bound(rel_l2=0.0 if all(ref[name] == cand[name] for name in shared) else math.inf)
+
+
+def statistics_agree(ref: Mapping[str, Json], cand: Mapping[str, Json], limit: float) -> bool:
+    """Returns whether the statistics of two tensors show the same elements, in whatever order.
+
+    All of the statistics used here are the same for every order of the elements, and the norms l1 and l2 tell tensors
+    apart that have equal extremes. Integers and booleans, and tensors with few statistics, show too little.
+
+    Args:
+        ref: The reference's statistics by column name.
+        cand: The candidate's statistics.
+        limit: The largest relative change.
+    """
+    if any(name not in each for each in (ref, cand) for name in _ELEMENTS):
+        return False
+    bound = least_rel_l2(ref, cand)
+    change = max(_relative_change("l1", "l1", ref, cand), math.inf if bound is None else bound.rel_l2)
+    return change <= limit
 
 
 def _relative_change(name: str, unit: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> float:

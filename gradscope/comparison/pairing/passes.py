@@ -37,7 +37,7 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
             excluded.
         mapper: Applies a function to many pairs.
     """
-    pairing = _with_loop_outputs(dumps, pair(dumps, _passes(rules)))
+    pairing = _with_measured_parts(dumps, _with_loop_outputs(dumps, pair(dumps, _passes(rules))))
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
@@ -74,13 +74,13 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.packed.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.updated_state import by_updated_state  # noqa: PLC0415
-    from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
         by_disconnected,
         by_fingerprint,
         by_number,
         by_sibling,
     )
+    from gradscope.comparison.pairing.values.parts.by_parts import by_parts  # noqa: PLC0415
 
     yield from (
         by_root,
@@ -140,6 +140,15 @@ def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     from gradscope.comparison.pairing.loops.scanned_with_unrolled import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 
     return pair_loop_outputs(dumps, with_shards(dumps, pairing))
+
+
+def _with_measured_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
+    """Returns the pairing with packed tensors of which only statistics are known."""
+    if not pairing.only_ref and not pairing.only_cand and all(match.recipe.plain for match in pairing.matched):
+        return pairing
+    from gradscope.comparison.pairing.values.parts.measured_parts import with_measured_parts  # noqa: PLC0415 - as for the passes
+
+    return with_measured_parts(dumps, pairing)
 
 
 def _is_selected(selection: Selection, match: Match) -> bool:

@@ -129,8 +129,6 @@ class _Inference:
         return dict(zip(matches, self._mapper(self._agreeing, matches), strict=True))
 
     def _agreeing(self, match: Match) -> Layouts:
-        if not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand)):
-            return ()
         return self._search.agreeing(match.ref, match.cand)
 
     def _among(self, match: Match) -> Layouts:

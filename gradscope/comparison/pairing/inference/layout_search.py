@@ -25,6 +25,7 @@ from gradscope.comparison.layout.layouts import (
     relative_error,
 )
 from gradscope.comparison.layout.recipe_steps import Transpose
+from gradscope.comparison.metrics.bounds import statistics_agree
 from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -60,10 +61,14 @@ class LayoutSearch:
     def agreeing(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts in which two tensors agree by far best; several where they are equal in all of them.
 
+        Of tensors of which only statistics are known, these are all that the shapes allow where the statistics agree.
+
         Args:
-            ref: A key of the reference that has a tensor.
-            cand: A key of the candidate that has a tensor, of the same kind of dtype.
+            ref: A key of the reference.
+            cand: A key of the candidate, of the same kind of dtype.
         """
+        if not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
+            return self.possible(ref, cand) if self._statistics_agree(ref, cand) else ()
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         found = agreeing_layouts(one, other, self.possible(ref, cand))
@@ -75,6 +80,12 @@ class LayoutSearch:
             found = found or reordered_blocks(one, other)
         found = found or reordered_blocks(one, other, shuffled_counts(one, other))
         return found or interleaved(one, other)
+
+    def _statistics_agree(self, ref: str, cand: str) -> bool:
+        one, other = (
+            source.entry(source.resolve(key)) for source, key in ((self._dumps.ref, ref), (self._dumps.cand, cand))
+        )
+        return statistics_agree(one.stats, other.stats, self._dumps.tolerance(one.family, one.dtype, other.dtype))
 
     def of_constants(self, ref: str, cand: str) -> bool:
         """Returns whether two tensors are constants, such as biases of zeros, which agree in every layout.

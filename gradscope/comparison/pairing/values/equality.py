@@ -122,11 +122,17 @@ class Equality:
 
 
 def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
-    """Yields the keys of tensors of several elements that a dump has."""
+    """Yields the keys of tensors of several elements that a dump has, or has the statistics of."""
     for key in keys:
         entry = source.entry(key)
-        if prod(entry.shape) > 1 and entry.alias_of is None and source.has_tensor(key):
+        if prod(entry.shape) > 1 and entry.alias_of is None and is_measured(source, key):
             yield key
+
+
+def is_measured(source: DumpSource, key: str) -> bool:
+    """Returns whether a dump has a tensor, or what is known of it without its elements."""
+    entry = source.entry(source.resolve(key))
+    return source.has_tensor(key) or (entry.absent is None and bool(entry.stats))
 
 
 def absent_keys(source: DumpSource) -> frozenset[str]:
@@ -183,7 +189,7 @@ def _statistics(source: DumpSource) -> Statistics:
 
     @cache
     def statistics(key: str) -> Mapping[str, Json]:
-        entry = source.entry(key)
+        entry = source.entry(source.resolve(key))
         if entry.stats:
             return entry.stats
         digest = Digest()
@@ -206,6 +212,8 @@ def _steps(dumps: Dumps, search: LayoutSearch, keys: tuple[str, str], largest: f
     agreeing = search.agreeing(ref, cand)
     if not agreeing:
         return None
+    if not (dumps.ref.has_tensor(ref) and dumps.cand.has_tensor(cand)):
+        return ()  # statistics show no layout, and other pairs do
     recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(dumps.cand.entry(cand))))
     one, other = dumps.ref.array(ref), recipe.made_of([dumps.cand.array(cand)])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))

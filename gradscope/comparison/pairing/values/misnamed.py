@@ -21,7 +21,7 @@ from typing import Final
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, is_of_jax
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
-from gradscope.comparison.pairing.values.equality import Equality, is_constant
+from gradscope.comparison.pairing.values.equality import Equality, is_constant, is_measured
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, key_of, split_key
@@ -58,8 +58,7 @@ def are_refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> b
 
 
 def _is_kernel(dumps: Dumps, match: Match) -> bool:
-    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
-    return split_key(match.ref)[0] == PARAM and len(dumps.ref.entry(match.ref).shape) > 1 and values
+    return _is_measured_parameter(dumps, match) and len(dumps.ref.entry(match.ref).shape) > 1
 
 
 def _agree(match: Match, equality: Equality) -> bool:
@@ -95,7 +94,7 @@ def without_other_layers(dumps: Dumps, unmatched: Pairing, matches: Sequence[Mat
         matches: The matches.
     """
     equality = Equality(dumps)
-    stored = [match for match in matches if match.recipe.plain and _is_parameter_with_values(dumps, match)]
+    stored = [match for match in matches if match.recipe.plain and _is_measured_parameter(dumps, match)]
     wrong = [match for match in stored if not _agree(match, equality)]
     right = {_scopes(match) for match in stored} - {_scopes(match) for match in wrong}
     if not wrong:
@@ -118,9 +117,12 @@ def without_other_layers(dumps: Dumps, unmatched: Pairing, matches: Sequence[Mat
     return [match for match in matches if not match.recipe.plain or found.isdisjoint((_scopes(match), _names(match)))]
 
 
-def _is_parameter_with_values(dumps: Dumps, match: Match) -> bool:
-    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
-    return split_key(match.ref)[0] == PARAM and values
+def _is_measured_parameter(dumps: Dumps, match: Match) -> bool:
+    return split_key(match.ref)[0] == PARAM and _is_measured(dumps, match)
+
+
+def _is_measured(dumps: Dumps, match: Match) -> bool:
+    return is_measured(dumps.ref, match.ref) and is_measured(dumps.cand, match.cand)
 
 
 def _names(match: Match) -> tuple[str, str]:
@@ -190,7 +192,7 @@ def _misnamed(dumps: Dumps, matches: Iterable[Match], equality: Equality) -> set
 def _differs(dumps: Dumps, match: Match, equality: Equality) -> bool:
     """Returns whether the sizes or the statistics of two activations show that they differ in every layout."""
     one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
-    if one.family != ACTIVATION or not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
+    if one.family != ACTIVATION or not _is_measured(dumps, match):
         return False
     limit = equality.tolerance(match.ref, match.cand)
     if limit is None or prod(one.shape) != prod(other.shape):

@@ -24,7 +24,7 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.inference.terms_of_sums import blocks_of_sum, pairs_adding_up, projection
 from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
+from gradscope.comparison.pairing.values.parts.packed_parameters import packed_parameters
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, PARAM_GRAD, key_of, split_key

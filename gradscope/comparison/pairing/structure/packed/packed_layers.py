@@ -1,10 +1,11 @@
 """`by_packed_layers` matches the output of a packed layer with the outputs of the layers that are packed in it.
 
 One program projects query, key and value by one layer, or runs all experts as one, where the other has a layer for
-each. Which parameters are packed in which is known from their values (`values.by_parts`). The output of a layer that
-uses a packed one is cut into the outputs of the layers that use the parts, along the axis and in the layout in which
-most parts agree. Where none does, the layout is that of most activations that are found by their values. A part whose
-layer nothing reads, as the last residual of a network that adds up skips, is not computed where it is a layer alone.
+each. Which parameters are packed in which is known from their values (`values.parts.by_parts`). The output of a layer
+that uses a packed one is cut into the outputs of the layers that use the parts, along the axis and in the layout in
+which most parts agree. Where none does, the layout is that of most activations that are found by their values. A part
+whose layer nothing reads, as the last residual of a network that adds up skips, is not computed where it is a layer
+alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, la
 from gradscope.comparison.layout.recipe_steps import Concatenate, Split, Stack, Transpose, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
-from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
+from gradscope.comparison.pairing.values.parts.packed_parameters import packed_parameters
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key

@@ -3,7 +3,7 @@
 A layer that packs the query, key and value of each head side by side has in its output the features of one head of each
 after the other, where the other program has a layer for all queries, one for all keys, and one for all values. Or one
 of several that are joined or stacked has the halves of its heads in another order. The order of the blocks is that of
-the parameters (`values.uneven_parts`).
+the parameters (`values.parts.uneven_parts`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.packed.packed_layers import calls_of, outputs_of, paired_parameters
-from gradscope.comparison.pairing.values.packed_parameters import Shuffled, shuffled_parameters
+from gradscope.comparison.pairing.values.parts.packed_parameters import Shuffled, shuffled_parameters
 from gradscope.comparison.precision import comparable
 
 

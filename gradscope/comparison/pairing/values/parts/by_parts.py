@@ -28,14 +28,14 @@ from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.packed_parts import STACKED, Cut, PackedParts, cuts, packed_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
-from gradscope.comparison.pairing.values.part_candidates import (
+from gradscope.comparison.pairing.values.parts.part_candidates import (
     PartCandidates,
     ShiftedNames,
     SolvedNames,
     constant_of,
     layer_of,
 )
-from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
+from gradscope.comparison.pairing.values.parts.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, gradient_key, split_key
 from gradscope.naming.numbering import NUMBER

@@ -38,7 +38,7 @@ from gradscope.comparison.layout.recipe_steps import (
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
-from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, constant_of, spelt
+from gradscope.comparison.pairing.values.parts.part_candidates import ShiftedNames, constant_of, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM

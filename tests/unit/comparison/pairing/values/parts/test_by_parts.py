@@ -10,8 +10,8 @@ import pytest
 
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.comparison.pairing.values.by_parts import by_parts
-from gradscope.comparison.pairing.values.part_candidates import PartCandidates
+from gradscope.comparison.pairing.values.parts.by_parts import by_parts
+from gradscope.comparison.pairing.values.parts.part_candidates import PartCandidates
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump

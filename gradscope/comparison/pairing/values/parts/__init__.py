@@ -1,0 +1,8 @@
+"""Parts pair packed tensors of one dump with the tensors of the other that are packed in them.
+
+- `by_parts`: parts of packed tensors, such as the query, key and value of one kernel, or the gates of an LSTM.
+- `part_candidates`: which tensors may be parts of a packed one, without comparing it with all.
+- `uneven_parts`: parts of several sizes, such as the keys and values that several queries share.
+- `packed_parameters`: which parameters are packed in which, by a pairing.
+- `measured_parts`: packed tensors of which only statistics are known.
+"""

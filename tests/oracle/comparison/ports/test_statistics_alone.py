@@ -1,0 +1,47 @@
+"""Ports of networks of which only statistics are known: what has the same elements, in whatever order, is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.ports.everything import CONVNET, DECODER, LANGUAGE, MIXTURE, PORTS, SPEECH
+from tests.support.ports.port import Program, named_first
+
+#: Another order of axes, packed parameters of several sizes, experts in a stack, gates of a recurrent layer, and layers
+#: that are called as others are.
+NETWORKS = (CONVNET, DECODER, LANGUAGE, MIXTURE, SPEECH)
+SMALL = [port for port in PORTS if port.name in ("blocks written out", "layers counted from one")]
+
+
+def measured(program: Program) -> Dump:
+    """The dump of a program without tensors."""
+    loss, variables, batch = program
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, variables, batch, origins=False, stats_only=True)
+
+
+@pytest.mark.parametrize("port", [*NETWORKS, *SMALL], ids=lambda port: port.name)
+def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None:
+    reference, candidate = measured(port.reference), measured(port.candidate(""))
+    for pair in ((reference, candidate), (candidate, reference)):
+        found = gs.compare(*pair)
+        assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
+        assert found.sentence.startswith("Same as far as statistics tell"), found.sentence
+
+
+@pytest.mark.parametrize("port", [each for each in NETWORKS if each is not LANGUAGE], ids=lambda port: port.name)
+def test_statistics_show_where_a_parameter_of_another_layer_is(port: Any) -> None:
+    found = gs.compare(measured(port.reference), measured(port.candidate("another weight")))
+    assert found.verdict == "different", found.sentence
+    assert named_first(found) & {*port.shows_at["another weight"]}, found.sentence
+
+
+def test_a_fault_shows_where_statistics_do_not_say_which_layer_is_which() -> None:
+    found = gs.compare(measured(LANGUAGE.reference), measured(LANGUAGE.candidate("another weight")))
+    assert found.verdict == "different"
+    assert "o_proj.weight" in found.sentence, found.sentence
