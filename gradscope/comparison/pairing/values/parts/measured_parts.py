@@ -34,6 +34,9 @@ _MOST_MEMBERS: Final = 16
 #: The most sets of tensors that are tried as the parts of one.
 _MOST_TRIED: Final = 4096
 
+#: The most groups of tensors that are looked at for all packed tensors together, besides those of exactly their size.
+_MOST_GROUPS: Final = 1 << 18
+
 #: What the norm l1 of parts may be larger by than that of the tensor that they are packed in, of whatever dtype.
 _SLACK: Final = 1e-2
 
@@ -145,10 +148,18 @@ class _FreeParts:
         self.parts = {key: _Part(key, _size(source, key), as_float(source.entry(key).stats["l1"])) for key in given}
         self.gradients = frozenset(key for key in keys if split_key(key)[0] == PARAM_GRAD)
         self._spelt = {spelt(key): key for key in given}
-        self._groups: defaultdict[tuple[str | None, ...], list[str]] = defaultdict(list)
+        groups: defaultdict[tuple[str | None, ...], list[str]] = defaultdict(list)
         for key in given:
             for group in _groups_of(key):
-                self._groups[group].append(key)
+                groups[group].append(key)
+        self._few: list[tuple[list[str], int]] = []
+        self._of_size: defaultdict[int, list[list[str]]] = defaultdict(list)
+        for members in (each for each in groups.values() if len(each) > 1):
+            elements = sum(self.parts[key].size for key in members)
+            self._of_size[elements].append(members)
+            if len(members) <= _MOST_MEMBERS:
+                self._few.append((members, elements))
+        self._left = _MOST_GROUPS
 
     def remove(self, keys: Iterable[str]) -> None:
         """Leaves out some that have been found to be parts."""
@@ -167,20 +178,20 @@ class _FreeParts:
     def found(self, holder: DumpSource, key: str) -> tuple[str, ...]:
         """Returns those of one group that have the statistics of a packed tensor together; none where none has."""
         size, limit = _size(holder, key), as_float(holder.entry(key).stats["l1"]) * (1 + _SLACK)
-        for group in self._groups.values():
+        for group in self._near(size):
             members = [self.parts[each] for each in group if each in self.parts]
-            if sum(each.size for each in members) < size or len(members) < 2:
-                continue
-            if sum(each.size for each in members) == size:
-                sets: Iterable[Sequence[_Part]] = (members,)
-            elif len(members) <= _MOST_MEMBERS:
-                sets = _sets(members, size, limit)
-            else:
-                continue
-            for each in islice(sets, _MOST_TRIED):
+            sets = (members,) if len(members) > _MOST_MEMBERS else islice(_sets(members, size, limit), _MOST_TRIED)
+            for each in sets:
                 if len(each) > 1 and self._make(holder, key, each):
                     return tuple(part.key for part in each)
         return ()
+
+    def _near(self, size: int) -> Iterator[list[str]]:
+        """Yields the groups that have so many elements, and then those of few tensors that have more."""
+        yield from self._of_size.get(size, ())
+        left = min(self._left, len(self._few))
+        self._left -= left
+        yield from (members for members, elements in islice(self._few, left) if elements > size)
 
     def _make(self, holder: DumpSource, key: str, parts: Sequence[_Part]) -> bool:
         """Returns whether some tensors have the statistics of a packed one together."""
