@@ -124,7 +124,7 @@ def _rules(report: RunReport) -> dict[str, list[str]]:
 
 
 def _difference(ref: History, candidate: ComparedRun, keys: Keys) -> Streamed:
-    divergence, others = candidate.divergence, counterparts(ref.tensors, candidate.history.tensors)
+    divergence, others = candidate.divergence, counterparts(ref, candidate.history)
     return {
         "name": candidate.path,
         "steps": list(divergence.steps),

@@ -18,18 +18,19 @@ def difference_of(row: RunRow) -> str:
     Args:
         row: The row.
     """
-    name = printable(row.key or row.name)
+    other_name = row.counterpart if row.counterpart not in ("", row.name) else ""
+    name = f"`{printable(row.key or row.name)}`{f' (`{printable(other_name)}` in the candidate)' if other_name else ''}"
     if row.status in ("missing", "extra"):
-        return f"`{name}` is only in the {'reference' if row.status == 'missing' else 'candidate'}"
+        return f"{name} is only in the {'reference' if row.status == 'missing' else 'candidate'}"
     if row.family == STEP:
-        return f"`{name}` is {_number(row.cand)} in the candidate and {_number(row.ref)} in the reference{_within(row)}"
+        return f"{name} is {_number(row.cand)} in the candidate and {_number(row.ref)} in the reference{_within(row)}"
     for side, norm, other in (("reference", row.ref, row.cand), ("candidate", row.cand, row.ref)):
         if norm == 0 and other:
-            return f"`{name}` is zero in the {side}, and in the other it has an l2 of {other:.4g}"
+            return f"{name} is zero in the {side}, and in the other it has an l2 of {other:.4g}"
     if row.bound is not None and math.isinf(row.bound):
         numbers = row.ref is not None or row.cand is not None
-        return f"`{name}` has {'another number of NaN or infinite elements' if numbers else 'other values'}"
-    return f"`{name}`, {_multiple(row)}rel_l2 at least {row.bound or 0.0:.3g}{_tolerance(row)}"
+        return f"{name} has {'another number of NaN or infinite elements' if numbers else 'other values'}"
+    return f"{name}, {_multiple(row)}rel_l2 at least {row.bound or 0.0:.3g}{_tolerance(row)}"
 
 
 def _multiple(row: RunRow) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -178,17 +178,18 @@ class _Judge:
     def __init__(self, ref: History, cand: History, options: CompareOptions, stated: Collection[str]) -> None:
         self._ref, self._cand, self._options = ref, cand, options
         self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
-        tensors = run_tensors(ref.tensors, cand.tensors)
+        tensors = run_tensors(ref, cand)
         names = [name for each in tensors for name in (each.tensor.name, each.tensor.key)]
         options.require_matches(names, [*_NUMBERS, *(f"{STEP}/{name}" for name in _NUMBERS)])
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
         self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
+        self._names = {each.tensor.key: cand.tensors[each.cand].name for each in chosen if each.cand is not None}
         self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))
         self._step_numbers = [name for name in _NUMBERS if name not in _MAY_BE_UNSTATED or name in stated]
-        self._rounding = RunRounding(ref, cand, products=self._products)
+        self._rounding = RunRounding(ref, tensors, products=self._products)
         self._tolerances = {each.tensor.key: self._tolerance(each.tensor) for each in self._tensors}
 
     def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
@@ -211,7 +212,8 @@ class _Judge:
         rows = [self._row(tensor, one, other, compared) for tensor, one, other in sides]
         if not self._options.selection.select:
             rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
-        found = without_other_layers([row for row in rows if row is not None])
+        known = [replace(row, counterpart=self._names.get(row.key, "")) for row in rows if row is not None]
+        found = without_other_layers(known)
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
     def _row(

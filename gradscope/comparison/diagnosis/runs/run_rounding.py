@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 from gradscope import naming
 from gradscope.comparison.default_tolerances import in_products
+from gradscope.comparison.diagnosis.runs.run_tensors import RunTensor
 from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import is_rounding
 from gradscope.comparison.judging.rounding.rounding_floors import RoundingFloors
@@ -65,13 +66,17 @@ class RunRounding:
 
     Args:
         ref: The reference.
-        cand: The candidate.
+        tensors: The tensors of both runs.
         products: The coarser of the dtypes in which they multiplied float32 matrices.
     """
 
-    def __init__(self, ref: History, cand: History, *, products: str) -> None:
+    def __init__(self, ref: History, tensors: Iterable[RunTensor], *, products: str) -> None:
         self._tensors = ref.tensors
-        self._numbers = tuple({each.key: number for number, each in side.tensors.items()} for side in (ref, cand))
+        numbers = [(ref.tensors[each.ref].key, each.ref, each.cand) for each in tensors if each.ref is not None]
+        self._numbers = (
+            {key: number for key, number, _ in numbers},
+            {key: number for key, _, number in numbers if number is not None},
+        )
         outputs: defaultdict[str, list[TensorRow]] = defaultdict(list)
         for each in ref.tensors.values():
             if each.family == naming.ACTIVATION_GRAD and each.layer is not None:

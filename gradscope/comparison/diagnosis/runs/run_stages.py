@@ -52,6 +52,7 @@ class RunRow:
         ref: The reference's l2 norm, or the number; None where there is none.
         cand: The candidate's, likewise.
         rounding: The parameter whose gradient is zero but for rounding, which makes all the difference; "" for none.
+        counterpart: The candidate's name of it; "" where that has none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RunRow:
     ref: float | None = None
     cand: float | None = None
     rounding: str = ""
+    counterpart: str = ""
 
     @property
     def key(self) -> str:
@@ -85,6 +87,7 @@ class RunRow:
             "name": self.name, "family": self.family, "stage": self.stage, "status": self.status,
             "rel_l2_at_least": self.bound, "tolerance": self.tolerance, "ref": self.ref, "cand": self.cand,
             "rounding": self.rounding or None,
+            "counterpart": self.counterpart if self.counterpart not in ("", self.name) else None,
         }  # fmt: skip
         return {name: fact for name, fact in facts.items() if fact is not None}
 

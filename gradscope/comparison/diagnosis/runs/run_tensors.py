@@ -1,5 +1,7 @@
 """`run_tensors` pairs the tensors of two runs by their names, and those of layers by the normal forms of names.
 
+Where the programs call their parameters otherwise, the values at the first common step pair them (`run_pairs`).
+
 Where one program scans over layers and the other has them written out, the names of layers are `layers[0]/attn` and
 `layers/0/attn`. Not all that have one name are a pair: values of another shape are those of a part of the batch, or of
 a shard, and where one program alone has iterations or further calls of a name, it has another value under it.
@@ -13,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope import naming
+from gradscope.comparison.diagnosis.runs.run_pairs import pairs_by_values
 from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
+from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.renamed_tensors import by_shared_key
 
@@ -37,14 +41,25 @@ class RunTensor:
     cand: int | None = None
 
 
-def run_tensors(ref: Mapping[int, TensorRow], cand: Mapping[int, TensorRow]) -> list[RunTensor]:
+def run_tensors(ref_run: History, cand_run: History) -> list[RunTensor]:
     """Returns the tensors of two runs: those of the reference in its order, then those that only the candidate has.
 
     Args:
-        ref: The tensors of the reference, by number.
-        cand: Those of the candidate.
+        ref_run: The reference.
+        cand_run: The candidate.
+
+    Raises:
+        DumpError: One of the histories is damaged.
     """
+    by_values = pairs_by_values(ref_run, cand_run)
+    ref, cand = ref_run.tensors, cand_run.tensors
     ours, theirs = by_shared_key(ref, cand), by_shared_key(cand, ref)
+    keys = {number: key for key, number in ours.items()}
+    found = {keys[number]: counterpart for number, counterpart in by_values.items()}
+    ours, theirs = (
+        {key: number for key, number in each.items() if number not in taken}
+        for each, taken in ((ours, by_values.keys()), (theirs, {*by_values.values()}))
+    )
     repeated = _repeated(ours), _repeated(theirs)
     pairs = {
         key: theirs[key]
@@ -58,22 +73,26 @@ def run_tensors(ref: Mapping[int, TensorRow], cand: Mapping[int, TensorRow]) -> 
         key, number = forms[form], theirs[others[form]]
         if _fit(ref[ours[key]], cand[number]):
             pairs[key] = number
+    pairs |= found
     paired = {*pairs.values()}
     return [
-        *(RunTensor(tensor=_named(ref[number], key), ref=number, cand=pairs.get(key)) for key, number in ours.items()),
+        *(RunTensor(tensor=_named(ref[number], key), ref=number, cand=pairs.get(key)) for number, key in keys.items()),
         *(RunTensor(tensor=cand[number], cand=number) for number in theirs.values() if number not in paired),
     ]
 
 
-def counterparts(ref: Mapping[int, TensorRow], cand: Mapping[int, TensorRow]) -> dict[str, str | None]:
+def counterparts(ref: History, cand: History) -> dict[str, str | None]:
     """Returns by the reference's key that of the candidate, where they differ; None where no tensor of it is a pair.
 
     Args:
-        ref: The tensors of the reference, by number.
-        cand: Those of the candidate.
+        ref: The reference.
+        cand: The candidate.
+
+    Raises:
+        DumpError: One of the histories is damaged.
     """
     pairs = {
-        ref[each.ref].key: None if each.cand is None else cand[each.cand].key
+        ref.tensors[each.ref].key: None if each.cand is None else cand.tensors[each.cand].key
         for each in run_tensors(ref, cand)
         if each.ref is not None
     }

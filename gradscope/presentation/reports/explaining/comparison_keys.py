@@ -49,6 +49,7 @@ COMPARED_RUNS: Final = {
     "ref": "The norm or number of the reference",
     "cand": "The norm or number of the candidate",
     "rounding": "The parameter whose gradient is zero but for rounding, from which the difference of the row comes",
+    "counterpart": "What the candidate calls the tensor, where that differs",
     "rounded": "All parameters of which that is so, up to this step",
     "compared_steps": "How many steps both runs recorded",
     "ref_only_steps": "How many only the reference recorded",
