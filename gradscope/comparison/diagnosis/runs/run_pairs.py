@@ -30,9 +30,6 @@ _STORED: Final = (naming.PARAM, naming.STATE)
 #: The families of values of which each program has those that it computes and reads.
 _READ: Final = (naming.INPUT, naming.ACTIVATION, naming.AUX)
 
-#: How far the norms of two tensors are apart at most of which the other statistics are compared.
-_NEAR: Final = 0.1
-
 _Statistics: TypeAlias = Mapping[str, float | int]
 
 
@@ -209,10 +206,14 @@ def _near(
         by_norm[other.size(each)].append((other.known(each).get("l2", math.nan), each))
     for each in by_norm.values():
         each.sort()
+    dtypes = {row.dtype or "float32" for row in other.tensors.values()}
     for number in numbers:
         ordered, norm = by_norm.get(one.size(number), []), one.known(number).get("l2", math.nan)
-        first = bisect_left(ordered, norm * (1 - _NEAR), key=itemgetter(0))
-        last = bisect_right(ordered, norm * (1 + _NEAR), key=itemgetter(0))
+        row = one.tensors[number]
+        # A bound on rel_l2 is at least the change of the norm: what is further apart does not agree.
+        reach = norm * max(default_tolerance(row.family, row.dtype or "float32", dtype) for dtype in dtypes)
+        first = bisect_left(ordered, norm - reach, key=itemgetter(0))
+        last = bisect_right(ordered, norm + reach, key=itemgetter(0))
         near = sorted(each for _, each in ordered[first:last] if _agree(one, other, number, each))
         if near:
             yield number, tuple(near)
