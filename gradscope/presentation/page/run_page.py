@@ -10,7 +10,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
-from gradscope.comparison.diagnosis.runs.run_tensors import counterparts
+from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.history.history_reader import History
 from gradscope.history.views.at_step import manifest_at
@@ -82,7 +82,7 @@ def run_page(path: str, history: History, candidates: Sequence[ComparedRun] = ()
             yield "sets", ({"name": run.name, "tables": run.tables(keys)} for run in runs)
             yield "depth", []
             yield "runs", ({**each.facts, "offset": offset} for each, offset in zip(found, offsets, strict=False))
-            yield "differences", (_difference(history, each, keys) for each in candidates)
+            yield "differences", (_difference(each, keys) for each in candidates)
             if level < _NO_TREE:
                 yield "blocks", blocks_content(rows, layers, _rules(reports[0]), keys)
             yield "keys", keys.to_json()
@@ -123,17 +123,23 @@ def _rules(report: RunReport) -> dict[str, list[str]]:
     return found
 
 
-def _difference(ref: History, candidate: ComparedRun, keys: Keys) -> Streamed:
-    divergence, others = candidate.divergence, counterparts(ref, candidate.history)
+def _difference(candidate: ComparedRun, keys: Keys) -> Streamed:
+    divergence = candidate.divergence
+    others = {row.key: _counterpart(row) for row in divergence.rows if row.key and row.status != "extra"}
     return {
         "name": candidate.path,
         "steps": list(divergence.steps),
         "largest": [rounded(each) for each in divergence.largest],
         "first": divergence.first_step,
         "counterparts": {str(keys.number(key)): None if other is None else keys.number(other)
-                         for key, other in others.items()},
+                         for key, other in others.items() if other != key},
         "tables": tables_content([RunDivergenceReport(divergence=divergence).tensors()], keys),
     }  # fmt: skip
+
+
+def _counterpart(row: RunRow) -> str | None:
+    """Returns the candidate's key of a tensor of the reference; None where it has none."""
+    return naming.key_of(row.family, row.counterpart) if row.counterpart else None
 
 
 def _summary(report: RunReport) -> Iterator[PageNotes | Table]:

@@ -81,24 +81,6 @@ def run_tensors(ref_run: History, cand_run: History) -> list[RunTensor]:
     ]
 
 
-def counterparts(ref: History, cand: History) -> dict[str, str | None]:
-    """Returns by the reference's key that of the candidate, where they differ; None where no tensor of it is a pair.
-
-    Args:
-        ref: The reference.
-        cand: The candidate.
-
-    Raises:
-        DumpError: One of the histories is damaged.
-    """
-    pairs = {
-        ref.tensors[each.ref].key: None if each.cand is None else cand.tensors[each.cand].key
-        for each in run_tensors(ref, cand)
-        if each.ref is not None
-    }
-    return {key: other for key, other in pairs.items() if other != key}
-
-
 def _repeated(keys: Iterable[str]) -> set[tuple[str, str]]:
     """Returns the names that a program has iterations of, or further calls."""
     return {(key[:at], mark) for key in keys for mark in _MARKS if (at := key.find(mark)) > 0}

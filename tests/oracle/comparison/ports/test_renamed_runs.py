@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import gradscope
+from tests.support.page_samples import content_of
 
 #: Channels first, with the names of PyTorch, and channels last, with those of Flax.
 REFERENCE = """
@@ -100,3 +101,15 @@ def test_other_values_are_told_under_their_names(reference: Path, tmp_path: Path
     found = gradscope("compare", reference, run(tmp_path, "other", program), folder=tmp_path)
     assert found.status == 1
     assert "first in the parameters: `param/layers_0/weight`, rel_l2" in " ".join(found.output.split())
+
+
+def test_the_page_of_both_runs_has_the_tensors_of_the_port_beside_those_of_the_reference(
+    reference: Path, tmp_path: Path
+) -> None:
+    candidate = run(tmp_path, "port", port("Conv_0", "Conv_1", "Dense_0", "kernel"))
+    made = gradscope("report", reference, candidate, "-o", tmp_path / "page.html", folder=tmp_path)
+    assert made.status == 0, made.errors
+    content, _ = content_of((tmp_path / "page.html").read_text())
+    counterparts = content["differences"][0]["counterparts"]
+    assert len(counterparts) > 20, "parameters, gradients, slots, updates and layers"
+    assert None not in counterparts.values()
