@@ -11,6 +11,7 @@ from dataclasses import replace
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge
 from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.rounding.pair_floors import PairFloors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
@@ -32,15 +33,18 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    limits = DefaultLimits(dumps, options.cand_dtype)
+    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.cand, dumps.ref)
     for match in inverse:
         parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))
-        floor = _largest(limits.noise_floor(part, owner) for part in parts)
+        noise = _largest(limits.noise_floor(part, owner) for part in parts)
         evidence = _evidence(dumps, match, options)
-        evidence = evidence.with_metrics(noise=in_noise_floors(evidence.metrics.get("rel_l2"), floor))
-        limit = limits.tolerance(parts[-1], entry) if floor is None else floor * WITHIN
-        yield judge(match, _at_index_of(parts[-1], entry), evidence, options.tolerance(entry.name, match.ref, limit))
+        evidence = evidence.with_metrics(noise=in_noise_floors(evidence.metrics.get("rel_l2"), noise))
+        limit = limits.tolerance(parts[-1], entry) if noise is None else noise * WITHIN
+        dtype = limits.dtype(parts[-1], entry)
+        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
+        tolerance = options.tolerance(entry.name, match.ref, limit)
+        yield judge(match, _at_index_of(parts[-1], entry), evidence, tolerance, rounding)
 
 
 def _evidence(dumps: Dumps, match: Match, options: CompareOptions) -> PairEvidence:

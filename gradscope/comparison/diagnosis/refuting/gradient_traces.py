@@ -88,7 +88,8 @@ def _of_losses(dumps: Dumps, match: Match) -> _OfLosses | None:
     found = match.recipe.array(dumps.cand)
     if found.shape != value.shape or gradient.shape != value.shape:
         return None
-    made = float((gradient * (found.astype(np.float64) - value)).sum())
+    with np.errstate(invalid="ignore", over="ignore"):  # a difference may be infinite where the gradient is zero
+        made = float((gradient * (found.astype(np.float64) - value)).sum())
     return _OfLosses(other - one, made, _CLEAR * float(machine_epsilon("float32")) * abs(one))
 
 

@@ -50,7 +50,7 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
         (each.ref for each in shards), *(each.recipe.keys for each in stated)
     )
     found: tuple[list[Match], list[Match]] = [], []
-    for parts in batch_parts(dumps, dumps.ref.keys(), dumps.cand.keys(), means):
+    for parts in batch_parts(dumps, _without_operations(dumps.ref), _without_operations(dumps.cand), means):
         own, others = (refs, cands) if parts.of_ref else (cands, refs)
         found[not parts.of_ref].extend(
             each for each in _matches(parts, means) if each.ref in own and others.issuperset(each.recipe.keys)
@@ -60,6 +60,12 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
     free = frozenset(used.only_ref), frozenset(used.only_cand)
     others = [each for each in pairing.matched if each.ref in free[0] and free[1].issuperset(each.recipe.keys)]
     return Pairing.of(dumps, [*others, *of_ref], [*pairing.inverse, *of_cand])
+
+
+def _without_operations(source: DumpSource) -> tuple[str, ...]:
+    """Returns the keys without those of operations: the second `sub` of a scope is no second call of the first."""
+    paths = {layer.path for layer in source.manifest.layers if layer.operation}
+    return tuple(key for key in source.keys() if split_key(key)[1] not in paths)  # noqa: SIM118 - no mapping
 
 
 def _unequal_sizes(dumps: Dumps, matches: Iterable[Match]) -> Iterator[tuple[int, tuple[int, ...]]]:

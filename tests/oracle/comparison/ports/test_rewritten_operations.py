@@ -68,3 +68,61 @@ def test_a_fault_of_a_rewritten_layer_is_one_in_that_layer() -> None:
     first = comparison.first_divergence.forward
     assert first is not None
     assert first.name.startswith("attn")
+
+
+def _classified(logits: Callable[[Any, Any], Array], loss: Callable[[Array, Any], Array]) -> MemoryDump:
+    """A classifier of tokens behind an attention, whose keys have a bias that rounding alone has a gradient of."""
+    params = {**PARAMS, "bias": drawn(8, SIZE)}
+
+    def of_batch(params: Any, batch: Any) -> Any:
+        with jax.named_scope("k"):
+            key = logits(params, batch["x"])
+        with jax.named_scope("attn"):
+            shares = jax.nn.softmax(batch["x"] @ params["q"] @ key.swapaxes(-1, -2))
+            x = shares @ batch["x"]
+        return loss(x @ params["out"], batch["y"])
+
+    batch = {"x": X, "y": np.arange(3 * LENGTH).reshape(3, LENGTH) % SIZE}
+    return gs.capture(of_batch, params, batch, ops=True, origins=False)
+
+
+def _dense(params: Any, x: Array) -> Array:
+    return x @ params["k"] + params["bias"][None, None]
+
+
+def _broadcast(params: Any, x: Array) -> Array:
+    return x @ params["k"] + jnp.broadcast_to(params["bias"], x.shape)
+
+
+def _by_log_softmax(logits: Array, label: Any) -> Array:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), label[..., None], -1).mean()
+
+
+def _by_logsumexp(logits: Array, label: Any) -> Array:
+    picked = jnp.take_along_axis(logits, label[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(logits, -1) - picked).mean()
+
+
+def _by_product(logits: Array, label: Any) -> Array:
+    kept = jax.nn.softmax(logits) * jax.nn.one_hot(label, SIZE)
+    return -jnp.log(kept.sum(-1)).sum() / label.size
+
+
+def _of_another_label(logits: Array, label: Any) -> Array:
+    return _by_logsumexp(logits, (label + 1) % SIZE)
+
+
+@pytest.mark.parametrize("loss", [_by_logsumexp, _by_product])
+@pytest.mark.parametrize("dense", [_dense, _broadcast])
+def test_other_operations_of_a_loss_are_no_difference(
+    dense: Callable[[Any, Any], Array], loss: Callable[[Array, Any], Array]
+) -> None:
+    one, other = _classified(_dense, _by_log_softmax), _classified(dense, loss)
+    for reference, candidate in ((one, other), (other, one)):
+        found = gs.compare(reference, candidate)
+        assert found, (found.sentence, [(row.family, row.name, row.why) for row in found.rows if row.status != "same"])
+
+
+def test_another_loss_of_other_operations_is_a_difference() -> None:
+    found = gs.compare(_classified(_dense, _by_log_softmax), _classified(_broadcast, _of_another_label))
+    assert found.verdict == "different"

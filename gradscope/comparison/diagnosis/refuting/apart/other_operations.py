@@ -25,18 +25,30 @@ def other_operations(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Comparis
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
     """
-    differing = [match for match in pairing.matched if rows[match.ref].status != "same"]
+    differing = {match for match in pairing.matched if rows[match.ref].status != "same"}
     if not differing or any(split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD) for match in differing):
         return frozenset()
     operations = OperationNames(dumps)
     named = (match for match in pairing.matched if not operations.name(match))
     shown = any(rows[match.ref].compared and is_gradient(split_key(match.ref)[0]) for match in named)
-    agree = all(map(operations.name, differing)) and losses_of_both_agree(dumps, pairing.matched, rows)
-    if not (shown and agree):
+    if not shown or not all(map(operations.name, differing)):
         return frozenset()
     inputs = (match for match in pairing.matched if split_key(match.ref)[0] == INPUT)
     otherwise = any(match.recipe.examples or not match.recipe.as_stored for match in inputs)
-    return frozenset(match.ref for match in differing if otherwise or _is_misled(operations, match))
+    # What passed by the errors of such pairs is off as soon as these are none.
+    off = [match for match in pairing.matched if match in differing or _is_off(dumps, match, rows[match.ref])]
+    found = frozenset(
+        match.ref for match in off if operations.name(match) and (otherwise or _is_misled(operations, match))
+    )
+    # The loss is an operation, too, and is not told to differ by the name of another step.
+    others = [match for match in pairing.matched if match.ref not in found]
+    return found if found and losses_of_both_agree(dumps, others, rows) else frozenset()
+
+
+def _is_off(dumps: Dumps, match: Match, row: ComparisonRow) -> bool:
+    """Returns whether a pair differs by more than its own tolerance, whatever it inherits from what it is made of."""
+    ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    return (row.needed or 0.0) > dumps.tolerance(ref.family, ref.dtype, cand.dtype)
 
 
 def _is_misled(operations: OperationNames, match: Match) -> bool:
