@@ -2,7 +2,8 @@
 
 Where a function has no derivative, programs may take different ones: of two equal largest values in a window, a maximum
 may hand its gradient to the first, or half of it to each. Behind a rectifier both are zero, and their gradients vanish
-before anything reads them. The gradients of such a pair are different, and both programs are right.
+before anything reads them. The gradients of such a pair are different, and both programs are right. Of a pair that has
+one name, that is only believed where equal values have the same gradient together.
 
 A gradient that differs may also be added to one that is much larger, as that of a branch of small weight is. What it is
 added to agrees within its tolerance then, but not to rounding: its error is larger than those that it inherits.
@@ -11,8 +12,10 @@ added to agrees within its tolerance then, but not to rounding: its error is lar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.apart.moved_gradients import is_moved
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, relative_error
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -40,14 +43,15 @@ def traceless_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compa
     differing = [
         match
         for match in pairing.matched
-        if (match.matched_by not in _STATED or operations.name(match))
-        and rows[match.ref].status == "different"
+        if rows[match.ref].status == "different"
         and split_key(match.ref)[0] == ACTIVATION_GRAD
         and (value := rows.get(key_of(ACTIVATION, split_key(match.ref)[1]))) is not None
         and value.status == "same"
     ]
     if not differing:
         return []
+    stated = {each for each in differing if each.matched_by in _STATED and not operations.name(each)}
+    moved = cache(lambda match: is_moved(dumps, match, rows[match.ref]))
     gradients = [match for match in pairing.matched if rows[match.ref].compared and is_gradient(rows[match.ref].family)]
     ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): rows[each.ref] for each in gradients})
     cand = _Program(
@@ -62,6 +66,7 @@ def traceless_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compa
             if match not in found
             and ref.agrees_behind(match.ref)
             and all(cand.agrees_behind(key) for key in match.recipe.keys)
+            and (match not in stated or moved(match))
         ]
         found += fresh
         for match in fresh:

@@ -9,5 +9,6 @@
 - `residuals_between`: the residual sum that one value of a pair is, of which the other is the branch.
 - `biases_between`: the bias that one value of a pair has, and the other program adds elsewhere.
 - `other_operations`: the pairs of operations that are no pairs, as all that has a name of its own agrees.
+- `moved_gradients`: gradients that two programs hand to other ones of several equal elements.
 - `pair_values`: both values of a pair or both gradients, and whether a reader takes notice of a part of a value.
 """

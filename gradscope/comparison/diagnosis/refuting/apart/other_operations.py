@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gradscope.comparison.diagnosis.refuting.apart.moved_gradients import is_moved
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.operation_names import OperationNames
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, is_gradient, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, is_gradient, key_of, split_key
 
 
 def other_operations(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> frozenset[str]:
@@ -31,7 +32,7 @@ def other_operations(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Comparis
     operations = OperationNames(dumps)
     named = (match for match in pairing.matched if not operations.name(match))
     shown = any(rows[match.ref].compared and is_gradient(split_key(match.ref)[0]) for match in named)
-    if not shown or not all(map(operations.name, differing)):
+    if not shown or not all(operations.name(each) or _is_as_right(dumps, each, rows) for each in differing):
         return frozenset()
     inputs = (match for match in pairing.matched if split_key(match.ref)[0] == INPUT)
     otherwise = any(match.recipe.examples or not match.recipe.as_stored for match in inputs)
@@ -43,6 +44,13 @@ def other_operations(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Comparis
     # The loss is an operation, too, and is not told to differ by the name of another step.
     others = [match for match in pairing.matched if match.ref not in found]
     return found if found and losses_of_both_agree(dumps, others, rows) else frozenset()
+
+
+def _is_as_right(dumps: Dumps, match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
+    """Returns whether a pair is of gradients that differ in what equal elements of a value get of them."""
+    family, name = split_key(match.ref)
+    value = rows.get(key_of(ACTIVATION, name)) if family == ACTIVATION_GRAD else None
+    return value is not None and value.status == "same" and is_moved(dumps, match, rows[match.ref])
 
 
 def _is_off(dumps: Dumps, match: Match, row: ComparisonRow) -> bool:
