@@ -37,10 +37,10 @@ def joined_statistics(parts: Sequence[tuple[Mapping[str, Json], int]]) -> dict[s
     joined |= {name: max(column(name)) for name in _LARGEST if has(name)}
     if has("min"):
         joined["min"] = min(column("min"))
-    if has("l2"):
+    if has("l2") and size:
         joined["l2"] = math.hypot(*column("l2"))
         joined["rms"] = math.hypot(*column("l2")) / math.sqrt(size)
-    if has("mean", "std"):
+    if has("mean", "std") and size:
         sizes = [count for _, count in parts]
         means = column("mean")
         mean = sum(each * count for each, count in zip(means, sizes, strict=True)) / size

@@ -55,7 +55,7 @@ def pairs_by_values(ref: History, cand: History) -> dict[int, int]:
     pairs.add_equal(_STORED)
     if not pairs.found:
         return {}
-    pairs.add_constants()
+    pairs.add_remaining()
     pairs.add_named([naming.INPUT])
     pairs.add_layers()
     pairs.add_equal(_READ)
@@ -125,8 +125,8 @@ class _Pairs:
                 if len(numbers) == len(others) and all(uses[each] == len(numbers) for each in others):
                     self.found |= dict(zip(numbers, others, strict=True))
 
-    def add_constants(self) -> None:
-        """Adds constants of the same value and size that the same layers use, and the others in their order."""
+    def add_remaining(self) -> None:
+        """Adds what the same layers use of one size, constants of one value, and then the others in their order."""
         layers = self._layers()
 
         def of_layer(side: _Side, name: Callable[[TensorRow], str | None]) -> Callable[[int], object]:
@@ -220,5 +220,5 @@ def _near(
 
 
 def _value(side: _Side, number: int) -> tuple[int, object]:
-    """Returns the size of a tensor, and its value where it is a constant."""
-    return side.size(number), side.known(number).get("mean") if side.is_constant(number) else number
+    """Returns the size of a tensor, and its value where it is a constant; None where it is none."""
+    return side.size(number), side.known(number).get("mean") if side.is_constant(number) else None

@@ -96,6 +96,16 @@ def test_a_fault_of_a_port_is_told_by_the_names_of_both(reference: Path, tmp_pat
     assert "step 0 differs, first in the activations: `activation/layers_1` (`Conv_1` in the candidate)" in sentence
 
 
+def test_a_parameter_of_other_values_is_told_of_the_layer_that_uses_it(reference: Path, tmp_path: Path) -> None:
+    program = port("Conv_0", "Conv_1", "Dense_0", "kernel").replace(
+        "sizes = (6, 6, 4)", "sizes = (6, 6, 4); kernels[1] = kernels[1] * 1.5"
+    )
+    found = gradscope("compare", reference, run(tmp_path, "port", program), folder=tmp_path)
+    assert found.status == 1
+    sentence = " ".join(found.output.split())
+    assert "first in the parameters: `param/layers_1/weight` (`Conv_1/kernel` in the candidate)" in sentence
+
+
 def test_other_values_are_told_under_their_names(reference: Path, tmp_path: Path) -> None:
     program = REFERENCE.replace("default_rng(0)", "default_rng(5)")
     found = gradscope("compare", reference, run(tmp_path, "other", program), folder=tmp_path)

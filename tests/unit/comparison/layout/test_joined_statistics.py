@@ -30,6 +30,10 @@ def test_joined_statistics_are_those_of_the_joined_tensors() -> None:
         assert value == pytest.approx(whole[name], rel=1e-12), name
 
 
+def test_tensors_without_elements_have_no_norm_together() -> None:
+    assert joined_statistics([({"l2": 0.0, "mean": 0.0, "std": 0.0, "zeros": 0}, 0)] * 2) == {"zeros": 0}
+
+
 def test_what_one_tensor_lacks_is_not_joined() -> None:
     (entry,) = dump_of({"param/a": np.arange(4.0)}).manifest.entries
     assert "l2" not in joined_statistics([({}, 3), (entry.stats, 4)])
