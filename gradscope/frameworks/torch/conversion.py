@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, cast
 
@@ -50,16 +51,27 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Returns nested tuples, lists and dictionaries with a function applied to each tensor; others are unchanged."""
+    """Returns nested tuples, lists, mappings and dataclasses with a function applied to each tensor, others unchanged.
+
+    They are copies of their own classes, as a module may read an item of a dictionary by an attribute of its class.
+    """
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return {name: mapped(function, child) for name, child in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [mapped(function, child) for child in cast("list[Any]", value)]
     if isinstance(value, tuple):
         children = [mapped(function, child) for child in cast("tuple[Any, ...]", value)]
         return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+    if isinstance(value, MutableMapping | list):
+        copied: Any = copy(cast("Any", value))
+        for at in list(copied) if isinstance(value, MutableMapping) else range(len(copied)):
+            copied[at] = mapped(function, copied[at])
+        return copied
+    if isinstance(value, Mapping):
+        return {name: mapped(function, child) for name, child in cast("Mapping[Any, Any]", value).items()}
+    if _is_dataclass_instance(value):
+        copied = copy(value)
+        for name, child in _children(value):
+            object.__setattr__(copied, name, mapped(function, child))  # also where it is frozen
+        return copied
     return value
 
 
@@ -68,5 +80,9 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), child) for name, child in cast("Mapping[Any, Any]", value).items())
     elif isinstance(value, list | tuple):
         yield from ((str(at), child) for at, child in enumerate(cast("list[Any]", value)))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif _is_dataclass_instance(value):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value) if hasattr(value, field.name))
+
+
+def _is_dataclass_instance(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
