@@ -195,6 +195,42 @@ def test_hooks_are_taken_off_when_the_model_fails() -> None:
     assert not model[0]._forward_hooks
 
 
+class _Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x)
+        raise NotImplementedError
+
+
+class _Trying(nn.Module):
+    """Takes another module where the first one fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _Failing(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = self.first(x)
+        except NotImplementedError:
+            y = self.second(x)
+        return y * 2
+
+
+def test_a_call_that_fails_and_that_the_model_catches_has_no_output_and_is_around_nothing_else() -> None:
+    model, x = nn.Sequential(_Trying(), nn.Tanh()), torch.randn(4, 3)
+    dump = capture(model, torch.sum, x)
+    layers = {layer.path: (layer.parent, layer.outputs) for layer in dump.source.manifest.layers}
+    assert layers["0/first"] == ("0", ())
+    assert layers["0/second"] == ("0", ("0/second",))
+    assert layers["0"] == (None, ("0",))
+    assert layers["1"] == (None, ("1",))
+    np.testing.assert_allclose(dump["activation/0"], 2 * dump["activation/0/second"])
+
+
 def test_two_captures_draw_the_same_dropout() -> None:
     model, x = nn.Sequential(nn.Linear(3, 8), nn.Dropout()), torch.randn(5, 3)
     assert compare(capture(model, torch.sum, x), capture(model, torch.sum, x), bitwise=True)
