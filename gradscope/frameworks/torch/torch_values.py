@@ -231,8 +231,9 @@ class Values:
         # A hook stays with the tensor's present value, whatever in-place operations follow.
         self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
 
-    def _arrived(self, value: Value, gradient: Tensor) -> None:
-        if self.differentiating:
+    def _arrived(self, value: Value, gradient: Tensor | None) -> None:
+        # A function with a rule of its own may return None, for which PyTorch calls the hooks, too.
+        if self.differentiating and gradient is not None:
             self.write_gradient(value, gradient)
 
     def _write(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
