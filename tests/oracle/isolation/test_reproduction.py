@@ -303,3 +303,39 @@ def test_what_jax_cannot_differentiate_has_no_gradient_in_the_script(tmp_path: P
 def test_random_numbers_and_groups_can_be_written(tmp_path: Path, loss: Any, layer: str) -> None:
     found = reproduction(loss, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, layer)
     assert ran(tmp_path, found).status == 0
+
+
+def transformed(params: Any, batch: Any) -> Any:
+    with jax.named_scope("spectrum"):
+        return jnp.abs(jnp.fft.ifft(jnp.fft.fft(jax.device_put(batch["x"]) @ params["w"]) * 2)).sum()
+
+
+def test_enumerations_of_jax_can_be_written(tmp_path: Path) -> None:
+    found = reproduction(transformed, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "spectrum")
+    assert ran(tmp_path, found).status == 0
+
+
+def after_narrow(params: Any, batch: Any) -> Any:
+    with jax.named_scope("narrow"):
+        x = jax.nn.gelu(batch["x"].astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16))
+    with jax.named_scope("wide"):
+        return (x.astype(jnp.float32) ** 2).mean()
+
+
+def test_what_reads_values_of_a_narrow_type_has_its_tolerance() -> None:
+    found = reproduction(after_narrow, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "wide")
+    assert [str(each.array.dtype) for each in found.outputs] == ["float32"]
+    assert found.outputs[0].tolerance >= 0.01
+
+
+def shaped(params: Any, batch: Any) -> Any:
+    shape = jax.lax.stop_gradient(jnp.abs(params["w"]) + 1)
+    with jax.named_scope("share"):
+        share = jax.lax.betainc(shape, shape, jax.nn.sigmoid(batch["x"] @ params["w"]))
+    return share.sum()
+
+
+def test_an_operand_by_which_jax_does_not_differentiate_has_no_gradient_in_the_script(tmp_path: Path) -> None:
+    found = reproduction(shaped, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 3, 3)}, "share")
+    assert len(found.gradients) == len(found.inputs) - 1
+    assert ran(tmp_path, found).status == 0
