@@ -339,3 +339,17 @@ def test_an_operand_by_which_jax_does_not_differentiate_has_no_gradient_in_the_s
     found = reproduction(shaped, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 3, 3)}, "share")
     assert len(found.gradients) == len(found.inputs) - 1
     assert ran(tmp_path, found).status == 0
+
+
+def beside(params: Any, batch: Any) -> Any:
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["w"]
+    y = jnp.sin(x)
+    with jax.named_scope("product"):
+        return (x * y).sum()
+
+
+def test_a_gradient_to_which_code_before_the_layer_adds_is_no_expectation_of_the_dumps(tmp_path: Path) -> None:
+    found = reproduction(beside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "product")
+    assert {each.name: each.origin for each in found.gradients} == {"dense": "run", "x": "run"}
+    assert ran(tmp_path, found).status == 0

@@ -124,6 +124,9 @@ class LayerValues:
         if at and stacked is not None and not self._is_read_as_slices(stacked, value_at):
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
+        # A part of the gradient may arrive by code that the layer reads from, and that is in no layer.
+        others = (self._value_at(other) for other in self._isolated.inputs if other is not atom)
+        boundaries |= {other for other in others if other is not None and other != value_at}
         readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries).get(value_at, [])
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
 
