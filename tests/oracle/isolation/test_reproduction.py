@@ -353,3 +353,40 @@ def test_a_gradient_to_which_code_before_the_layer_adds_is_no_expectation_of_the
     found = reproduction(beside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "product")
     assert {each.name: each.origin for each in found.gradients} == {"dense": "run", "x": "run"}
     assert ran(tmp_path, found).status == 0
+
+
+def read_by_two(params: Any, batch: Any) -> Any:
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["w"]
+
+    def step(carry: Any, _: Any) -> Any:
+        with jax.named_scope("cell"):
+            carry = jnp.sin(carry)
+        return carry, None
+
+    y, _ = jax.lax.scan(step, x, None, length=2)
+    with jax.named_scope("total"):
+        total = (y**2).sum()
+    with jax.named_scope("product"):
+        return (y * 3).sum() * total
+
+
+def test_a_gradient_that_other_layers_return_through_the_code_before_is_none_of_the_layers(tmp_path: Path) -> None:
+    found = reproduction(read_by_two, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "before product")
+    assert "run" in {each.origin for each in found.gradients}
+    assert ran(tmp_path, found).status == 0
+
+
+def batched_loop(params: Any, batch: Any) -> Any:
+    def row(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c[1] < 4.0, lambda c: (c[0] * 0.5, c[1] + 1.0), (x, x.sum()))[0]
+
+    with jax.named_scope("rows"):
+        y = jax.vmap(row)(jax.lax.stop_gradient(batch["x"] + 0.1))
+        return (jax.lax.optimization_barrier((y, y))[1] @ params["w"]).sum()
+
+
+def test_loops_that_vmap_batched_can_be_written(tmp_path: Path) -> None:
+    x = jnp.array([[0.1, 0.2, 0.1], [1.0, 2.0, 0.5]])
+    found = reproduction(batched_loop, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": x}, "rows")
+    assert ran(tmp_path, found).status == 0

@@ -196,6 +196,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]]
     "random_unwrap": lambda keys, _: f"jax.random.key_data({keys[0]})",
     "random_wrap": lambda data, params: f"jax.random.wrap_key_data({data[0]}, impl={params['impl'].name!r})",
     "device_put": lambda operands, _: f"({', '.join(operands)},)",
+    "optimization_barrier": lambda operands, _: f"({', '.join(operands)},)",
     "concatenate": lambda operands, params: f"lax.concatenate(({', '.join(operands)},), {params['dimension']})",
     "stack": lambda operands, params: f"lax.stack(({', '.join(operands)},), {params['axis']})",
     "dynamic_slice": _dynamic_slice,
