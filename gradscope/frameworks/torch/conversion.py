@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.errors import UsageError
 
 #: Integers of the same width, by which elements are copied whose dtype NumPy does not have.
 _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
@@ -22,14 +23,29 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor.
+
+    Raises:
+        UsageError: It has rows of different lengths.
+    """
+    if tensor.is_nested:
+        raise UsageError(
+            "a nested tensor cannot be stored, as its rows have different lengths",
+            hint="have the module pad it with to_padded_tensor()",
+        )
+    return tuple(tensor.shape)
+
+
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Returns a copy of a tensor on the host, in C order; a sparse one as a dense array.
 
     Raises:
-        UsageError: A dump cannot store its dtype.
+        UsageError: A dump cannot store its dtype, or rows of different lengths.
     """
+    shape_of(tensor)
     dtype = as_numpy_dtype(dtype_name(tensor))
-    host = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    host = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     host = host.resolve_conj().resolve_neg().cpu()
     try:
         return np.array(host.numpy(), order="C")
