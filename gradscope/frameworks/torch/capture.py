@@ -148,20 +148,23 @@ def _gradients(
     loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls
 ) -> dict[int, Tensor | None]:
     """Runs the backward pass, and returns the gradients of parameters by their identities."""
-    if not _has_reentrant_checkpoints(loss):
+    nodes = _nodes(loss)
+    if all(node.name() != REENTRANT for node in nodes):
         found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
         return dict(zip(map(id, parameters), found, strict=False))
     # Such a checkpoint runs its modules again in the backward pass, which has to accumulate into `grad`.
-    before = [(parameter, parameter.grad) for parameter in parameters]
+    # So does what else the loss depends on, as the parameters of a loss function.
+    others = (node.variable for node in nodes if type(node).__name__ == "AccumulateGrad")
+    before = [(leaf, leaf.grad) for leaf in dict.fromkeys((*parameters, *others))]
     try:
-        for parameter in parameters:
-            parameter.grad = None
+        for leaf, _ in before:
+            leaf.grad = None
         with calls.recomputing(), _without_updates(parameters):
             loss.backward()
         return {id(parameter): parameter.grad for parameter in parameters}
     finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
+        for leaf, gradient in before:
+            leaf.grad = gradient
 
 
 @contextmanager
@@ -178,19 +181,16 @@ def _without_updates(parameters: Sequence[nn.Parameter]) -> Generator[None]:
             each.update(registered)
 
 
-def _has_reentrant_checkpoints(loss: Tensor) -> bool:
-    """Returns whether the loss depends on what `torch.utils.checkpoint(..., use_reentrant=True)` returned."""
-    seen: set[Any] = set()
+def _nodes(loss: Tensor) -> list[Any]:
+    """Returns the autograd nodes from which a loss is computed."""
+    seen: dict[Any, None] = {}
     left: list[Any] = [loss.grad_fn]
     while left:
         node = left.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == REENTRANT:
-            return True
-        seen.add(node)
-        left += [each for each, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen[node] = None
+            left += [each for each, _ in node.next_functions]
+    return list(seen)
 
 
 def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:

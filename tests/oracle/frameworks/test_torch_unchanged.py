@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is absent: what is captured of its models was NOT checked")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from gradscope.frameworks.torch import capture  # noqa: E402
 
@@ -94,3 +95,20 @@ def test_a_sparse_parameter_is_left_alone() -> None:
 
     dump = capture(Sparse(), torch.sum, torch.ones(3, 2))
     assert np.array_equal(dump["param/weight"], np.eye(3, dtype=np.float32))
+
+
+def test_gradients_of_a_loss_function_are_put_back_behind_a_reentrant_checkpoint() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.layer, x, use_reentrant=True)
+
+    head = nn.Linear(4, 1)
+    head.weight.grad = kept = torch.ones(1, 4)
+    capture(Checkpointed(), lambda y: head(y).sum(), torch.randn(5, 3))
+    assert head.weight.grad is kept
+    assert torch.equal(kept, torch.ones(1, 4))
+    assert head.bias.grad is None
