@@ -104,8 +104,11 @@ def _computing(jaxpr: Jaxpr) -> Iterator[Equation]:
 def _epsilon_of(equation: Equation) -> float:
     """Returns the relative precision of the narrowest type that an equation computes in.
 
-    A product that states its algorithm has no more digits than float32, of whatever type its operands are.
+    A product that states its algorithm has no more digits than float32, of whatever type its operands are, and what
+    `reduce_precision` returns has those that it states.
     """
+    if equation.primitive.name == "reduce_precision":
+        return max(_WIDE, 2.0 ** -equation.params["mantissa_bits"])
     states_algorithm = type(equation.params.get("precision")).__name__ in _ALGORITHMS
     least = _SINGLE if states_algorithm else _WIDE
     return max([least, *(_epsilon(each) for each in equation.outvars if is_inexact(each))])

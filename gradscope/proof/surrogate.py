@@ -19,22 +19,25 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 
-from gradscope.capturing.explain.zeros.neighbourhood import is_barred
 from gradscope.naming import PARAM
 from gradscope.naming.wording import counted
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
-from gradscope.proof.solvers.evaluation import evaluated_inside
+from gradscope.proof.solvers.evaluation import evaluated_inside, is_while
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from, reachability_of
-from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
-from gradscope.tracing.jaxpr.frames import Frame, resolve, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_literal
+from gradscope.tracing.jaxpr.derivatives.custom_rules import constants_of_functions, custom_rule
+from gradscope.tracing.jaxpr.frames import Frame, frame_tree, resolve, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_literal, opened
 from gradscope.tracing.jaxpr.source_lines import library_function
+from gradscope.tracing.jaxpr.transfers import solve_operands
 from gradscope.tracing.tracer import Trace
 
 _STOP: Final = "stop_gradient"
 
 #: Primitives that draw numbers, whose derivative is that of a quantile of the distribution.
 _DRAWS: Final = frozenset({"random_gamma"})
+
+#: What arrives at a value that counts in a derivative; nothing passes a `while` loop, of which it may be a constant.
+_ARRIVES: Final = (Reach.GRADIENT, Reach.BARRED)
 
 #: The largest number of places in one note.
 _SOME: Final = 3
@@ -107,13 +110,13 @@ def stopped_places(trace: Trace) -> list[str]:
     arriving = reachability_of(trace.root)
     found: dict[str, None] = {}
     for frame in trace.root.walk():
-        if is_barred(frame):
+        if frame.bypassed:
             continue
         for number in sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
             if equation.primitive.name != _STOP or library_function(equation) is not None:
                 continue
-            counts = arriving.of(frame, equation.outvars[0]) is Reach.GRADIENT
+            counts = arriving.of(frame, equation.outvars[0]) in _ARRIVES
             source = source_in(frame, equation)
             if counts and source not in (None, *found) and _is_made_of_parameters(trace, frame, equation.invars[0]):
                 found[str(source)] = None
@@ -124,7 +127,7 @@ def _is_made_of_parameters(trace: Trace, frame: Frame, atom: Atom) -> bool:
     value = resolve(frame, atom)
     reached = () if value is None else reachability_from(trace.root, [value]).arguments
     return any(
-        reach is Reach.GRADIENT and leaf.family == PARAM for reach, leaf in zip(reached, trace.arguments, strict=False)
+        reach in _ARRIVES and leaf.family == PARAM for reach, leaf in zip(reached, trace.arguments, strict=False)
     )
 
 
@@ -132,7 +135,7 @@ def _has(trace: Trace, primitives: Collection[str]) -> bool:
     return any(
         frame.jaxpr.eqns[number].primitive.name in primitives
         for frame in trace.root.walk()
-        if not is_barred(frame)
+        if not (frame.beside or frame.opaque)
         for number in trace.liveness.live(frame)
     )
 
@@ -170,11 +173,42 @@ class _PairedEvaluation:
     def _operation(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
         if equation.primitive.name == _STOP:
             return [_Pair(values[0].here, values[0].here)]
+        if is_while(equation):
+            return _loop(equation, values)
+        if constants_of_functions(equation):
+            stopped = _stopped_in_system(equation)
+            values = [
+                _Pair(each.here, each.here) if not is_literal(atom) and atom in stopped else each
+                for atom, each in zip(equation.invars, values, strict=True)
+            ]
         rule = custom_rule(equation)
         if equation.primitive.name in _DRAWS or (rule is not None and rule.function in self._allowed):
             return _linear(equation, values)
         made = (bind(equation, list(at)) for at in zip(*values, strict=True))
         return [_Pair(*each) for each in zip(*made, strict=True)]
+
+
+def _loop(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:
+    """Returns the outputs of a `while`, which JAX differentiates by nothing: what leads into it is stopped inside."""
+    here, there = (bind(equation, list(at)) for at in zip(*values, strict=True))
+    return [
+        _Pair(one, one if is_inexact(variable) else other)
+        for one, other, variable in zip(here, there, equation.outvars, strict=True)
+    ]
+
+
+def _stopped_in_system(equation: Equation) -> set[Atom]:
+    """Returns what the system of a linear solve reads that is stopped inside of it."""
+    system, _ = opened(equation.params["jaxprs"].matvec)
+    root = frame_tree(system)
+    outputs = filter(None, (resolve(root, atom) for atom in system.outvars if not is_literal(atom)))
+    reached = reachability_from(root, outputs).arguments
+    read = solve_operands(equation, equation.invars).matvec
+    return {
+        atom
+        for atom, reach in zip(read, reached, strict=False)
+        if reach is Reach.NOTHING and not is_literal(atom) and is_inexact(atom)
+    }
 
 
 def _linear(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:

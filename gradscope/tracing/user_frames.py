@@ -7,7 +7,7 @@ frame is in gradscope is a bug of gradscope and passes unchanged. An interrupt p
 Sharp edges of JAX's tracebacks (0.6 to 0.12):
 
 - JAX removes its own frames by default, so that its errors seem to come from the caller, which may be gradscope.
-  Therefore `jax_traceback_filtering` has to be off.
+  Therefore `jax_traceback_filtering` is off inside `user_code`, in all threads.
 - An error that a transformation finds after the user's function has returned, in a backward pass for example, has the
   frames of its operation on a *cause* of its own class.
 - An error in a host callback arrives as text, traceback included.
@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import ModuleType, TracebackType
-from typing import Final
+from typing import Any, Final
 
 import jax
 
@@ -43,6 +43,9 @@ _MOST_FRAMES: Final = 8
 
 #: The class of the causes that carry an operation's frames; it lives in a private module and is known by its name.
 _JAX_STACK: Final = "JaxStackTraceBeforeTransformation"
+
+#: The flag by which JAX removes its own frames.
+_FILTERING: Final = "jax_traceback_filtering"
 
 #: Classes and texts of the errors of a derivative rule that uses a traced value from around its function.
 _CLOSED_OVER: Final = (
@@ -103,13 +106,18 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
     def __init__(self, doing: str, rules: Callable[[], Sequence[str]] = tuple) -> None:
         self._doing = doing
         self._rules = rules
+        self._filtering = ""
 
     def __enter__(self) -> None:
-        """Prepares nothing."""
+        """Has JAX keep its frames, which tell its errors from ours."""
+        config: Any = jax.config  # its flags are not typed
+        self._filtering = config.jax_traceback_filtering
+        config.update(_FILTERING, "off")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        jax.config.update(_FILTERING, self._filtering)
         if error is None or isinstance(error, KeyboardInterrupt | GradscopeError):
             return
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in error_text(error):

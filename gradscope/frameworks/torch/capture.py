@@ -25,6 +25,7 @@ from gradscope.frameworks.torch.conversion import mapped, tensors_in
 from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
+from gradscope.frameworks.torch.unchanged import ModuleState, unchanged
 from gradscope.naming import printable
 
 
@@ -39,9 +40,10 @@ def capture(
 ) -> Dump:
     """Runs a module and a loss forward and backward once, and writes a dump such as `gradscope dump` writes.
 
-    The module is left unchanged: its gradients, buffers and hooks, and the random number generators, too. Tensors are
-    written as soon as they are computed; the memory is that of the run itself, of all parameters' gradients, and of one
-    more tensor.
+    The module is left unchanged: its parameters, gradients, buffers, modes and hooks, and the random number generators
+    of PyTorch, NumPy and Python, too. Tensors are written as soon as they are computed; the memory is that of the run
+    itself, of all parameters' gradients, of one more tensor, and, on the host, of a copy of all parameters until the
+    forward pass has ended.
 
     Args:
         module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run. One that
@@ -95,18 +97,21 @@ def _run(
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
-    with closing(values), _with_gradients(), _untouched(module), torch.compiler.set_stance("force_eager"):
+    with (
+        closing(values), _with_gradients(), unchanged(module) as state, torch.compiler.set_stance("force_eager")
+    ):  # fmt: skip
         before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
         with calls.recording():
             output = module(*module_inputs.args, **module_inputs.kwargs)
+        state.forward_ended()
         calls.add_root(output)
         if updates:
             _write_updated_buffers(module, before, values)
         loss = _checked(loss_fn(output))
-        parameters = _write_parameters(module, values, calls)
+        parameters = _write_parameters(module, values, calls, state)
         differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
         values.differentiating = True
         gradients = _gradients(loss, differentiated, module_inputs.leaves, calls)
@@ -139,50 +144,27 @@ def _with_gradients() -> Generator[None]:
         yield
 
 
-@contextmanager
-def _untouched(module: nn.Module) -> Generator[None]:
-    """Restores buffers and random number generators after a `with` statement."""
-    buffers = [
-        (each, name, buffer, buffer.detach().clone())
-        for each in module.modules()
-        for name, buffer in each.named_buffers(recurse=False)
-    ]
-    devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for each, name, buffer, before in buffers:
-                buffer.copy_(before)
-                if _is_assigned_anew(buffer, getattr(each, name, None)):
-                    setattr(each, name, buffer)
-
-
-def _is_assigned_anew(before: Tensor, now: Tensor | None) -> bool:
-    """Returns whether a module replaced a buffer by its next value; one of another shape is a cache that grew."""
-    # Other attributes of the module tell the size of such a cache, and would no longer fit the former one.
-    return now is not None and now is not before and now.shape == before.shape and now.dtype == before.dtype
-
-
 def _gradients(
     loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls
 ) -> dict[int, Tensor | None]:
     """Runs the backward pass, and returns the gradients of parameters by their identities."""
-    if not _has_reentrant_checkpoints(loss):
+    nodes = _nodes(loss)
+    if all(node.name() != REENTRANT for node in nodes):
         found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
         return dict(zip(map(id, parameters), found, strict=False))
     # Such a checkpoint runs its modules again in the backward pass, which has to accumulate into `grad`.
-    before = [(parameter, parameter.grad) for parameter in parameters]
+    # So does what else the loss depends on, as the parameters of a loss function.
+    others = (node.variable for node in nodes if type(node).__name__ == "AccumulateGrad")
+    before = [(leaf, leaf.grad) for leaf in dict.fromkeys((*parameters, *others))]
     try:
-        for parameter in parameters:
-            parameter.grad = None
+        for leaf, _ in before:
+            leaf.grad = None
         with calls.recomputing(), _without_updates(parameters):
             loss.backward()
         return {id(parameter): parameter.grad for parameter in parameters}
     finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
+        for leaf, gradient in before:
+            leaf.grad = gradient
 
 
 @contextmanager
@@ -199,19 +181,16 @@ def _without_updates(parameters: Sequence[nn.Parameter]) -> Generator[None]:
             each.update(registered)
 
 
-def _has_reentrant_checkpoints(loss: Tensor) -> bool:
-    """Returns whether the loss depends on what `torch.utils.checkpoint(..., use_reentrant=True)` returned."""
-    seen: set[Any] = set()
+def _nodes(loss: Tensor) -> list[Any]:
+    """Returns the autograd nodes from which a loss is computed."""
+    seen: dict[Any, None] = {}
     left: list[Any] = [loss.grad_fn]
     while left:
         node = left.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == REENTRANT:
-            return True
-        seen.add(node)
-        left += [each for each, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen[node] = None
+            left += [each for each, _ in node.next_functions]
+    return list(seen)
 
 
 def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
@@ -264,15 +243,17 @@ def _write_updated_buffers(module: nn.Module, before: Mapping[str, Tensor], valu
             values.add_leaf(naming.AUX, plain_name(name), buffer, SiteFacts(index=0))
 
 
-def _write_parameters(module: nn.Module, values: Values, calls: ModuleCalls) -> list[tuple[nn.Parameter, Value]]:
-    """Writes every parameter; a parameter with several names is one value."""
+def _write_parameters(
+    module: nn.Module, values: Values, calls: ModuleCalls, state: ModuleState
+) -> list[tuple[nn.Parameter, Value]]:
+    """Writes every parameter as it was before the run; a parameter with several names is one value."""
     written: dict[nn.Parameter, Value] = {}
     for dotted, parameter in module.named_parameters(remove_duplicate=False):
         name = plain_name(dotted)
         if parameter in written:
             values.add_name(written[parameter], name, calls.user_of(name))
         else:
-            written[parameter] = values.add_leaf(naming.PARAM, name, parameter, calls.user_of(name))
+            written[parameter] = values.add_leaf(naming.PARAM, name, state.value(parameter), calls.user_of(name))
     return list(written.items())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.errors import UsageError
 
 #: Integers of the same width, by which elements are copied whose dtype NumPy does not have.
 _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
@@ -21,14 +23,29 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor.
+
+    Raises:
+        UsageError: It has rows of different lengths.
+    """
+    if tensor.is_nested:
+        raise UsageError(
+            "a nested tensor cannot be stored, as its rows have different lengths",
+            hint="have the module pad it with to_padded_tensor()",
+        )
+    return tuple(tensor.shape)
+
+
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Returns a copy of a tensor on the host, in C order; a sparse one as a dense array.
 
     Raises:
-        UsageError: A dump cannot store its dtype.
+        UsageError: A dump cannot store its dtype, or rows of different lengths.
     """
+    shape_of(tensor)
     dtype = as_numpy_dtype(dtype_name(tensor))
-    host = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    host = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
     host = host.resolve_conj().resolve_neg().cpu()
     try:
         return np.array(host.numpy(), order="C")
@@ -50,16 +67,27 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Returns nested tuples, lists and dictionaries with a function applied to each tensor; others are unchanged."""
+    """Returns nested tuples, lists, mappings and dataclasses with a function applied to each tensor, others unchanged.
+
+    They are copies of their own classes, as a module may read an item of a dictionary by an attribute of its class.
+    """
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return {name: mapped(function, child) for name, child in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [mapped(function, child) for child in cast("list[Any]", value)]
     if isinstance(value, tuple):
         children = [mapped(function, child) for child in cast("tuple[Any, ...]", value)]
         return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+    if isinstance(value, MutableMapping | list):
+        copied: Any = copy(cast("Any", value))
+        for at in list(copied) if isinstance(value, MutableMapping) else range(len(copied)):
+            copied[at] = mapped(function, copied[at])
+        return copied
+    if isinstance(value, Mapping):
+        return {name: mapped(function, child) for name, child in cast("Mapping[Any, Any]", value).items()}
+    if _is_dataclass_instance(value):
+        copied = copy(value)
+        for name, child in _children(value):
+            object.__setattr__(copied, name, mapped(function, child))  # also where it is frozen
+        return copied
     return value
 
 
@@ -68,5 +96,9 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), child) for name, child in cast("Mapping[Any, Any]", value).items())
     elif isinstance(value, list | tuple):
         yield from ((str(at), child) for at, child in enumerate(cast("list[Any]", value)))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif _is_dataclass_instance(value):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value) if hasattr(value, field.name))
+
+
+def _is_dataclass_instance(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)

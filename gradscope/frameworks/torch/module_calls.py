@@ -110,7 +110,7 @@ class ModuleCalls:
         }
         self._parameters = {parameter: plain_name(name) for name, parameter in module.named_parameters()}
         self._occurrences: Counter[str] = Counter()
-        self._running: list[ModuleCall] = []
+        self._running: list[tuple[nn.Module, ModuleCall]] = []
         self._calls: list[ModuleCall] = []
         self._composites: set[str | None] = set()
         self._users: dict[str, ModuleCall] = {}
@@ -122,7 +122,7 @@ class ModuleCalls:
         with ExitStack() as hooks:
             for each in self._paths:
                 hooks.callback(each.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
-                hooks.callback(each.register_forward_hook(self._end).remove)
+                hooks.callback(each.register_forward_hook(self._end, always_call=True).remove)
             yield
 
     @contextmanager
@@ -163,11 +163,14 @@ class ModuleCalls:
         call = self._call(path if occurrence == 1 else f"{path}#{occurrence}", inputs, names)
         for name in names:
             self._users.setdefault(name, call)
-        self._running.append(call)
+        self._running.append((module, call))
         self._calls.append(call)
 
-    def _end(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        self._write_outputs(self._running.pop(), list(tensors_in(output)))
+    def _end(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        # A call that failed, of which the caller may try another module, ends without an output. It has not begun where
+        # another hook failed before.
+        if self._running and self._running[-1][0] is module:
+            self._write_outputs(self._running.pop()[1], list(tensors_in(output)))
 
     def _again(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         found = [tensor for _, tensor in tensors_in(output)]
@@ -175,7 +178,7 @@ class ModuleCalls:
             self._values.recomputed(_output_name(self._paths[module], number, len(found)), tensor)
 
     def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> ModuleCall:
-        parent = self._running[-1].path if self._running else None
+        parent = self._running[-1][1].path if self._running else None
         self._composites.add(parent)
         return ModuleCall(
             path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs),

@@ -21,7 +21,7 @@ from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine
 from gradscope.dump.manifest.provenance import content_hash
 from gradscope.dump.record import Reason, Record, SiteFacts
-from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
+from gradscope.frameworks.torch.conversion import dtype_name, shape_of, to_numpy
 from gradscope.naming.paths import without_occurrence
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
 from gradscope.stats.power import Power, power_of
@@ -231,8 +231,9 @@ class Values:
         # A hook stays with the tensor's present value, whatever in-place operations follow.
         self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
 
-    def _arrived(self, value: Value, gradient: Tensor) -> None:
-        if self.differentiating:
+    def _arrived(self, value: Value, gradient: Tensor | None) -> None:
+        # A function with a rule of its own may return None, for which PyTorch calls the hooks, too.
+        if self.differentiating and gradient is not None:
             self.write_gradient(value, gradient)
 
     def _write(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
@@ -271,7 +272,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _described(family: str, tensor: Tensor) -> Value:
-    return Value(family=family, names={}, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
+    return Value(family=family, names={}, dtype=dtype_name(tensor), shape=shape_of(tensor))
 
 
 def _statistics(family: str, array: np.ndarray[Any, Any], primitive: str | None) -> TensorStats:

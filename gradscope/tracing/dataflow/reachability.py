@@ -22,7 +22,7 @@ from jax.interpreters import ad
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.jaxpr.derivatives.refused_derivatives import refuses
+from gradscope.tracing.jaxpr.derivatives.refused_derivatives import refused_operands, refuses
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation, is_literal
@@ -194,7 +194,9 @@ class _Analysis:
             operands = arriving
         else:
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
-        return _of_inexact(equation.invars, operands)
+        refused = refused_operands(equation)
+        levels = [level and Reach.BARRED if at in refused else level for at, level in enumerate(operands)]
+        return _of_inexact(equation.invars, levels)
 
     def _through_frames(self, frame: Frame, number: int, arriving: Sequence[int]) -> Sequence[int]:
         equation, inside = frame.jaxpr.eqns[number], frame.children[number]

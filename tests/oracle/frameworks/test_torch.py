@@ -195,6 +195,70 @@ def test_hooks_are_taken_off_when_the_model_fails() -> None:
     assert not model[0]._forward_hooks
 
 
+class _Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x)
+        raise NotImplementedError
+
+
+class _Trying(nn.Module):
+    """Takes another module where the first one fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _Failing(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = self.first(x)
+        except NotImplementedError:
+            y = self.second(x)
+        return y * 2
+
+
+def test_a_call_that_fails_and_that_the_model_catches_has_no_output_and_is_around_nothing_else() -> None:
+    model, x = nn.Sequential(_Trying(), nn.Tanh()), torch.randn(4, 3)
+    dump = capture(model, torch.sum, x)
+    layers = {layer.path: (layer.parent, layer.outputs) for layer in dump.source.manifest.layers}
+    assert layers["0/first"] == ("0", ())
+    assert layers["0/second"] == ("0", ("0/second",))
+    assert layers["0"] == (None, ("0",))
+    assert layers["1"] == (None, ("1",))
+    np.testing.assert_allclose(dump["activation/0"], 2 * dump["activation/0/second"])
+
+
+class _Straight(torch.autograd.Function):
+    """A function whose rule returns None for one of its operands."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor, y: Tensor) -> Tensor:
+        return 2 * x + y
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+class _Ruled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.kept = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Straight.apply(self.cut(x), self.kept(x))
+
+
+def test_a_rule_that_returns_no_gradient_leaves_none() -> None:
+    dump = capture(_Ruled(), torch.sum, torch.randn(4, 3))
+    assert np.array_equal(dump["activation_grad/kept"], np.ones((4, 2), np.float32))
+    absent = {line.name for line in dump.source.manifest.ledger.missing if line.reason == "disconnected"}
+    assert absent == {"cut", "cut/weight", "cut/bias"}
+
+
 def test_two_captures_draw_the_same_dropout() -> None:
     model, x = nn.Sequential(nn.Linear(3, 8), nn.Dropout()), torch.randn(5, 3)
     assert compare(capture(model, torch.sum, x), capture(model, torch.sum, x), bitwise=True)

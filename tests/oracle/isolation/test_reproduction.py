@@ -303,3 +303,90 @@ def test_what_jax_cannot_differentiate_has_no_gradient_in_the_script(tmp_path: P
 def test_random_numbers_and_groups_can_be_written(tmp_path: Path, loss: Any, layer: str) -> None:
     found = reproduction(loss, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, layer)
     assert ran(tmp_path, found).status == 0
+
+
+def transformed(params: Any, batch: Any) -> Any:
+    with jax.named_scope("spectrum"):
+        return jnp.abs(jnp.fft.ifft(jnp.fft.fft(jax.device_put(batch["x"]) @ params["w"]) * 2)).sum()
+
+
+def test_enumerations_of_jax_can_be_written(tmp_path: Path) -> None:
+    found = reproduction(transformed, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "spectrum")
+    assert ran(tmp_path, found).status == 0
+
+
+def after_narrow(params: Any, batch: Any) -> Any:
+    with jax.named_scope("narrow"):
+        x = jax.nn.gelu(batch["x"].astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16))
+    with jax.named_scope("wide"):
+        return (x.astype(jnp.float32) ** 2).mean()
+
+
+def test_what_reads_values_of_a_narrow_type_has_its_tolerance() -> None:
+    found = reproduction(after_narrow, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "wide")
+    assert [str(each.array.dtype) for each in found.outputs] == ["float32"]
+    assert found.outputs[0].tolerance >= 0.01
+
+
+def shaped(params: Any, batch: Any) -> Any:
+    shape = jax.lax.stop_gradient(jnp.abs(params["w"]) + 1)
+    with jax.named_scope("share"):
+        share = jax.lax.betainc(shape, shape, jax.nn.sigmoid(batch["x"] @ params["w"]))
+    return share.sum()
+
+
+def test_an_operand_by_which_jax_does_not_differentiate_has_no_gradient_in_the_script(tmp_path: Path) -> None:
+    found = reproduction(shaped, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 3, 3)}, "share")
+    assert len(found.gradients) == len(found.inputs) - 1
+    assert ran(tmp_path, found).status == 0
+
+
+def beside(params: Any, batch: Any) -> Any:
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["w"]
+    y = jnp.sin(x)
+    with jax.named_scope("product"):
+        return (x * y).sum()
+
+
+def test_a_gradient_to_which_code_before_the_layer_adds_is_no_expectation_of_the_dumps(tmp_path: Path) -> None:
+    found = reproduction(beside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "product")
+    assert {each.name: each.origin for each in found.gradients} == {"dense": "run", "x": "run"}
+    assert ran(tmp_path, found).status == 0
+
+
+def read_by_two(params: Any, batch: Any) -> Any:
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["w"]
+
+    def step(carry: Any, _: Any) -> Any:
+        with jax.named_scope("cell"):
+            carry = jnp.sin(carry)
+        return carry, None
+
+    y, _ = jax.lax.scan(step, x, None, length=2)
+    with jax.named_scope("total"):
+        total = (y**2).sum()
+    with jax.named_scope("product"):
+        return (y * 3).sum() * total
+
+
+def test_a_gradient_that_other_layers_return_through_the_code_before_is_none_of_the_layers(tmp_path: Path) -> None:
+    found = reproduction(read_by_two, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "before product")
+    assert "run" in {each.origin for each in found.gradients}
+    assert ran(tmp_path, found).status == 0
+
+
+def batched_loop(params: Any, batch: Any) -> Any:
+    def row(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c[1] < 4.0, lambda c: (c[0] * 0.5, c[1] + 1.0), (x, x.sum()))[0]
+
+    with jax.named_scope("rows"):
+        y = jax.vmap(row)(jax.lax.stop_gradient(batch["x"] + 0.1))
+        return (jax.lax.optimization_barrier((y, y))[1] @ params["w"]).sum()
+
+
+def test_loops_that_vmap_batched_can_be_written(tmp_path: Path) -> None:
+    x = jnp.array([[0.1, 0.2, 0.1], [1.0, 2.0, 0.5]])
+    found = reproduction(batched_loop, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": x}, "rows")
+    assert ran(tmp_path, found).status == 0

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradscope as gs
 from gradscope.errors import DumpError, MachineError, ModelError
 from gradscope.tracing.jaxpr import frames as one_of_our_modules
 from gradscope.tracing.user_frames import failure_of_user, user_code
@@ -224,6 +225,17 @@ def test_interrupts_and_our_own_errors_pass_as_they_are(error: BaseException) ->
 def test_an_error_of_our_own_making_is_not_blamed_on_the_user() -> None:
     with pytest.raises(AttributeError), user_code("loss"):
         one_of_our_modules.frame_tree(None)  # type: ignore[arg-type]
+
+
+def test_an_error_of_jax_that_gradscope_ran_into_is_the_models_also_where_jax_removes_its_frames() -> None:
+    before: Any = getattr(jax.config, "jax_traceback_filtering")  # noqa: B009 - its flags are not typed
+    jax.config.update("jax_traceback_filtering", "quiet_remove_frames")
+    try:
+        with pytest.raises(ModelError, match="loss of <lambda>: NotImplementedError: scatter_apply JVP"):
+            gs.capture(lambda w: w.at[1].apply(jnp.sin).sum(), jnp.ones(3))
+        assert getattr(jax.config, "jax_traceback_filtering") == "quiet_remove_frames"  # noqa: B009 - likewise
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
 
 
 def test_what_does_not_fail_is_left_alone() -> None:

@@ -64,6 +64,8 @@ def call(equation: Equation, operands: Sequence[str]) -> str:
     special = _SPECIAL.get(name)
     if special is not None:
         return special(operands, equation.params)
+    if name == "convert_element_type" and _drops_imaginary(equation):
+        operands = [f"lax.real({operands[0]})"]  # the function warns of what the primitive does
     params = {key: value for key, value in equation.params.items() if not _is_immaterial(key, value)}
     own = _RENAMED.get(name, name)
     keywords = _accepted(getattr(lax, own, None), params)
@@ -84,7 +86,7 @@ def literal(value: Any) -> str:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return f'float("{value}")' if isinstance(value, float) and not np.isfinite(value) else repr(value)
     if isinstance(value, np.dtype):
         return f"jnp.{'bool_' if value == np.bool_ else value.name}"
@@ -114,6 +116,11 @@ def scalar(value: Any, dtype: Any) -> str:
     if known:
         return f"np.{dtype.name}({spelt})"
     return f"jnp.asarray({spelt if np.isfinite(number) else f'float({spelt})'}, {literal(np.dtype(dtype))})"
+
+
+def _drops_imaginary(equation: Equation) -> bool:
+    made, read = equation.outvars[0].aval.dtype, equation.invars[0].aval.dtype
+    return jnp.issubdtype(read, jnp.complexfloating) and not jnp.issubdtype(made, jnp.complexfloating)
 
 
 def _is_immaterial(key: str, value: Any) -> bool:
@@ -188,6 +195,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]]
     "random_fold_in": lambda operands, _: f"jax.random.fold_in({', '.join(operands)})",
     "random_unwrap": lambda keys, _: f"jax.random.key_data({keys[0]})",
     "random_wrap": lambda data, params: f"jax.random.wrap_key_data({data[0]}, impl={params['impl'].name!r})",
+    "device_put": lambda operands, _: f"({', '.join(operands)},)",
+    "optimization_barrier": lambda operands, _: f"({', '.join(operands)},)",
     "concatenate": lambda operands, params: f"lax.concatenate(({', '.join(operands)},), {params['dimension']})",
     "stack": lambda operands, params: f"lax.stack(({', '.join(operands)},), {params['axis']})",
     "dynamic_slice": _dynamic_slice,

@@ -129,6 +129,8 @@ def _run(
 
 
 def _inexact_dtypes(jaxpr: Jaxpr) -> Iterator[str]:
+    # What the layer reads was rounded for the dump, and may not have been for the layer by a compiler that fused both.
+    yield from (str(atom.aval.dtype) for atom in jaxpr.invars if is_inexact(atom))
     for frame in frame_tree(jaxpr).walk():
         for equation in frame.jaxpr.eqns:
             yield from (str(atom.aval.dtype) for atom in equation.outvars if is_inexact(atom))

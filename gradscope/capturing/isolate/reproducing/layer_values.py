@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -124,8 +125,23 @@ class LayerValues:
         if at and stacked is not None and not self._is_read_as_slices(stacked, value_at):
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
-        readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries).get(value_at, [])
-        return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
+        # A part of the gradient may arrive by code that the layer reads from, and that is in no layer.
+        others = (self._value_at(other) for other in self._isolated.inputs if other is not atom)
+        boundaries |= {other for other in others if other is not None and other != value_at}
+        readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries)
+        return self.full_gradient(atom) if self._is_read_alone(value_at, readers) else None
+
+    def _is_read_alone(self, value_at: ValueAt, readers: Mapping[ValueAt, Sequence[ValueAt]]) -> bool:
+        """Returns whether all that is made of a value is made inside the layer, until the layer returns it."""
+        seen, waiting = {value_at}, [value_at]
+        while waiting:
+            found = readers.get(waiting.pop(), [])
+            if not all(map(self._isolated.makes, found)):
+                return False
+            inside = {each for each in found if each.value not in self._isolated.layer.outputs} - seen
+            seen |= inside
+            waiting += inside
+        return bool(readers.get(value_at))
 
     def _value_at(self, atom: Atom) -> ValueAt | None:
         """Returns a variable's value where it is made: a carry in the iteration before, an argument at the root."""

@@ -151,8 +151,19 @@ class PythonSource:
         of_condition, of_body, carries, _ = loop_operands(equation, operands)
         tested, test = self._inner("condition", *opened(params["cond_jaxpr"]), of_condition)
         run, body = self._inner("body", *opened(params["body_jaxpr"]), of_body)
-        functions = f"lambda {state}: {test}(*{state})[0], lambda {state}: {body}(*{state})"
-        return [*tested, *run], f"lax.while_loop({functions}, {_tuple(carries)})"
+        if not opened(params["cond_jaxpr"])[0].outvars[0].aval.shape:
+            functions = f"lambda {state}: {test}(*{state})[0], lambda {state}: {body}(*{state})"
+            return [*tested, *run], f"lax.while_loop({functions}, {_tuple(carries)})"
+        # A batch of loops goes on while one of them does, and leaves the others as they are.
+        chosen = self._fresh("chosen")
+        lines = [
+            f"def {chosen}(going, new, old):",
+            "    return jnp.where(jnp.reshape(going, going.shape + (1,) * (new.ndim - going.ndim)), new, old)",
+        ]
+        going = f"{test}(*{state})[0]"
+        step = f"tuple({chosen}({going}, new, old) for new, old in zip({body}(*{state}), {state}))"
+        functions = f"lambda {state}: jnp.any({going}), lambda {state}: {step}"
+        return [*tested, *run, *lines], f"lax.while_loop({functions}, {_tuple(carries)})"
 
     def _inner(
         self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], first: Sequence[str] = ()

@@ -14,21 +14,25 @@ import jax.numpy as jnp
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
 
 #: Primitives whose rule is to refuse, that of a Pallas kernel in reverse mode.
-_ALWAYS: Final = frozenset({"pure_callback", "io_callback", "ffi_call", "pallas_call"})
+_ALWAYS: Final = frozenset({"pure_callback", "io_callback", "buffer_callback", "ffi_call", "pallas_call"})
 
 #: Primitives whose rule refuses with some parameters, or in some versions: all singular vectors, eigenvectors, a
-#: function of elements at places, products at places that may be the same, any function of windows, and functions
-#: with a batching rule of their own or a name for the compiler.
+#: function of elements at places, any function of windows, the derivative of a pool with gaps, sums over groups or in
+#: a batch of groups, a linear system without its transpose, and functions with a batching rule of their own or a name
+#: for the compiler.
 _SOMETIMES: Final = frozenset(
-    {"composite", "custom_vmap_call", "eig", "qr", "reduce_window", "scatter", "scatter_mul", "svd"}
-)
+    {
+        "composite", "custom_linear_solve", "custom_vmap_call", "eig", "eigh", "qr", "ragged_dot_general",
+        "reduce_window", "scatter", "select_and_gather_add", "svd",
+    }
+)  # fmt: skip
 
 
 def refused_operands(equation: Equation) -> range:
     """Returns the positions of the operands that JAX does not differentiate an equation by, though by the others.
 
-    They are the order or the shape of a special function, what a linear function has besides its argument, and the
-    initial values of a reduction.
+    They are the order or the shape of a special function, what a linear function has besides its argument, the
+    initial values of a reduction, and factors at places that may be the same.
     """
     match equation.primitive.name:
         case "polygamma":
@@ -39,6 +43,8 @@ def refused_operands(equation: Equation) -> range:
             return range(equation.params["num_callee_consts"] + equation.params["num_res"])
         case "reduce":
             return range(len(equation.invars) // 2, len(equation.invars))
+        case "scatter-mul" if not equation.params["unique_indices"]:
+            return range(2, 3)
         case _:
             return range(0)
 

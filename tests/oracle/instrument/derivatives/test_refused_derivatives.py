@@ -35,12 +35,20 @@ def _of_many(size: int, _batched: Any, one: Any, by: Any) -> tuple[Any, bool]:
     return _with_batching_rule(one, jnp.broadcast_to(by, (size, *by.shape))), True
 
 
+_SUMMED = lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), lhs_ragged_dimensions=[0], rhs_group_dimensions=[])
+
+
+def _pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (1, 1), "VALID", window_dilation=(1, 2))
+
+
 #: Functions of a constant and a value, and whether JAX differentiates by a constant in the same call.
 PARTLY: dict[str, Function] = {
     "the order of a polygamma function": lambda a, x: lax.polygamma(a + 1, x + 1),
     "the shape of a distribution": lambda a, x: jax.scipy.special.betainc(a, 2.0, x),
     "what a linear function has": _linear,
     "the initial value of a reduction": lambda a, x: lax.reduce(x, a[0, 0], lambda one, by: one * by, (0,)),
+    "factors at places": lambda a, x: x.at[jnp.array([0, 0])].multiply(a[0]),
 }
 NOT: dict[str, Function] = {
     "all singular vectors": lambda a, x: jnp.linalg.svd(a)[1][None] + x[:, :3],
@@ -48,6 +56,9 @@ NOT: dict[str, Function] = {
     "windows": lambda a, x: lax.reduce_window(a, a[0, 0], lambda one, by: one * by, (2, 2), (1, 1), "SAME") + x,
     "a function with a batching rule": lambda a, x: jax.vmap(_with_batching_rule, (0, None))(a, a[0]) + x,
     "a function at places": lambda a, x: a.at[0].apply(jnp.sin) + x,
+    "a sum over groups": lambda a, x: lax.ragged_dot_general(a, a, jnp.array([1, 2]), _SUMMED)[0, :3] + x,
+    "the derivative of a pool with gaps": lambda a, x: jax.jvp(_pool, (a,), (a,))[1] + x[:2, :2],
+    "a system without its transpose": lambda a, x: lax.custom_linear_solve(lambda y: 2 * y, a, lambda _, b: b / 2) + x,
 }
 
 

@@ -74,6 +74,14 @@ def test_what_is_right_in_bfloat16_is_correct(name: str) -> None:
     assert "bfloat16 is too coarse for finite differences" in found.notes[-1]
 
 
+@pytest.mark.parametrize(("exponent_bits", "mantissa_bits"), [(8, 7), (5, 10), (4, 3)])
+def test_rounding_to_the_digits_of_a_narrow_type_is_taken_as_a_cast_to_it_is(
+    exponent_bits: int, mantissa_bits: int
+) -> None:
+    found = proof(lambda w, x: jnp.sin(lax.reduce_precision(x @ w, exponent_bits, mantissa_bits)).sum())
+    assert set(statuses(found).values()) == {"correct"}
+
+
 def test_a_wrong_rule_is_told_in_bfloat16_with_its_factor() -> None:
     found = proof(lambda w, x: jnp.sin(half_squared(in_half(w, x))).sum(), W.astype(HALF))
     assert (rule(found, "half_squared").status, rule(found, "half_squared").factor) == ("wrong", 0.5)

@@ -541,6 +541,18 @@ STOPS: dict[str, Callable[[Any, Any], Any]] = {
     "in every iteration of a scan": lambda w, x: lax.scan(
         lambda carry, row: (carry + (lax.stop_gradient(jnp.exp(row)) * row).sum(), None), 0.0, w
     )[0],
+    "in a loop of unknown length": lambda w, x: (
+        (x @ w).sum()
+        * lax.while_loop(
+            lambda state: state[0] < 3,
+            lambda state: (state[0] + 1, state[1] + lax.stop_gradient(w * w).sum()),
+            (0, 1.0),
+        )[1]
+    ),
+    "in the system of a linear solve": lambda w, x: (
+        jax.scipy.sparse.linalg.cg(lambda y: lax.stop_gradient(jnp.abs(w[0]) + 1) * y, jnp.sin(w[1]))[0].sum()
+        + (x @ w).sum()
+    ),
     "in a branch": lambda w, x: lax.cond(x[0, 0] < 100.0, lambda a: (lax.stop_gradient(a) * a).sum(), jnp.sum, w),
 }
 
@@ -552,7 +564,7 @@ def test_stopped_values_count_as_constant() -> None:
 
 #: Losses, and whether what is stopped in them is made of parameters and counts in a derivative.
 STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
-    **{name: (loss, name != "an input") for name, loss in STOPS.items()},
+    **{name: (loss, name not in ("an input", "in the system of a linear solve")) for name, loss in STOPS.items()},
     "half of a cross-entropy": (lambda w, x: jax.nn.logsumexp(x @ w) - lax.stop_gradient(x @ w)[0, 0], True),
     "the maximum that a softmax subtracts": (lambda w, x: jax.nn.log_softmax(x @ w)[0, 0], False),
     "the maximum of a sum of exponentials": (lambda w, x: jax.nn.logsumexp(x @ w), False),

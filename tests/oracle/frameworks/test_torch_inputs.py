@@ -1,0 +1,115 @@
+"""Inputs of a PyTorch module in containers of other classes have the gradients of `torch.autograd.grad`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: what is captured of its models was NOT checked")
+
+from torch import Tensor, nn  # noqa: E402
+
+from gradscope.errors import UsageError  # noqa: E402
+from gradscope.frameworks.torch import capture  # noqa: E402
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    x: Tensor
+    late: Tensor = field(init=False)
+
+
+class _ByAttribute(OrderedDict[str, Any]):
+    @property
+    def x(self) -> Tensor:
+        return self["x"]
+
+
+class _User(UserDict[str, Any]):
+    @property
+    def x(self) -> Tensor:
+        return self["x"]
+
+
+class _Listed(list[Tensor]):
+    @property
+    def x(self) -> Tensor:
+        return self[0]
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.x if hasattr(batch, "x") else batch["x"]
+        return self.layer(x.mul_(2))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        _Frozen,
+        lambda x: _ByAttribute(x=x),
+        lambda x: _User(x=x),
+        lambda x: _Listed([x]),
+        lambda x: MappingProxyType({"x": x}),
+    ],
+)
+def test_inputs_in_any_container_have_gradients_and_stay_as_they_were(batch: Callable[[Tensor], Any]) -> None:
+    model, x = _Model(), torch.randn(4, 3)
+    before, leaf = x.clone(), x.clone().requires_grad_()
+    dump = capture(model, lambda y: (y**3).sum(), (batch(x),))
+    (expected,) = torch.autograd.grad((model.layer(leaf * 2) ** 3).sum(), leaf)
+    found = [dump[key] for key in dump if key.startswith("input_grad/")]
+    assert len(found) == 1
+    np.testing.assert_allclose(found[0], expected.numpy(), rtol=1e-5)
+    assert torch.equal(x, before)
+
+
+class _Product(nn.Module):
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix @ self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_of_any_layout_are_stored_as_dense_ones(layout: torch.layout) -> None:
+    matrix, x = torch.eye(4) * 2, torch.randn(4, 3)
+    model = _Product(matrix.to_sparse(layout=layout))
+    dump = capture(model, lambda y: (y**2).sum(), x)
+    assert np.array_equal(dump["state/matrix"], matrix.numpy())
+    (expected,) = torch.autograd.grad((model(x) ** 2).sum(), model.layer.weight)
+    np.testing.assert_allclose(dump["param_grad/layer/weight"], expected.numpy(), rtol=1e-5)
+
+
+class _Nesting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(3, 2), _Rows()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows(self.layer(x)).to_padded_tensor(0.0)
+
+
+class _Rows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nested.as_nested_tensor([x[:1], x])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="a nested tensor cannot be stored"):
+        capture(_Nesting(), torch.sum, torch.randn(4, 3))
