@@ -47,9 +47,9 @@ def judge(
         kinked: Why the tolerance is wider than that of other gradients; "" where it is not.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
-    may_round = floor is not None and not passes and tolerance is not None and tolerance.rel_l2 is not None
-    rounding = _zero(evidence, floor) if may_round else ""
-    inherited = _inherited(evidence, floor) if may_round and not rounding else ""
+    reach = None if passes or tolerance is None or tolerance.rel_l2 is None else floor
+    rounding = "" if reach is None else _zero(evidence, reach)
+    inherited = "" if reach is None or rounding else _inherited(evidence, reach)
     passes = passes or bool(rounding or inherited)
     return ComparisonRow(
         name=entry.name,

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
-from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Split, Stack, Unstack
+from gradscope.comparison.layout.layouts import Shape
+from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.layout.stacked_steps import stacked_steps
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
@@ -44,7 +45,7 @@ def by_stacked_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         if len(unmatched.only_cand) >= count:
             slices = _Slices(dumps.ref, stacks)
             sliced = replace(unmatched, only_ref=slices.names)
-            yield from _of_reference(_found(replace(dumps, ref=slices), sliced), slices, count)
+            yield from _of_reference(_found(replace(dumps, ref=slices), sliced), slices, dumps.cand, count)
 
 
 def _found(dumps: Dumps, pairing: Pairing) -> tuple[Match, ...]:
@@ -128,7 +129,7 @@ def _of_candidate(found: Iterable[Match], slices: _Slices, count: int) -> Iterat
             yield replace(match, recipe=Recipe(keys=way.stacks, steps=steps, part=part * count + number))
 
 
-def _of_reference(found: Iterable[Match], slices: _Slices, count: int) -> Iterator[Match]:
+def _of_reference(found: Iterable[Match], slices: _Slices, other: DumpSource, count: int) -> Iterator[Match]:
     """Yields matches of the reference's stacks, all of whose slices are matched alike, with the candidate's tensors."""
     of_stack: defaultdict[str, dict[int, Match]] = defaultdict(dict)
     for match in found:
@@ -138,25 +139,28 @@ def _of_reference(found: Iterable[Match], slices: _Slices, count: int) -> Iterat
         recipes = [matches[number].recipe for number in sorted(matches)]
         if len(recipes) != count or len({(each.steps, each.part, len(each.keys)) for each in recipes}) > 1:
             continue
-        if (steps := _together(recipes[0], count)) is not None:
-            keys = tuple(key for recipe in recipes for key in recipe.keys)
+        keys = tuple(key for recipe in recipes for key in recipe.keys)
+        shapes = {other.entry(key).shape for key in keys}
+        if (steps := _together(recipes[0], count, *shapes)) is not None:
             by: MatchedBy = "order" if any(each.matched_by == "order" for each in matches.values()) else "fingerprint"
             yield Match(ref=stack, recipe=Recipe(keys=keys, steps=steps, part=recipes[0].part), matched_by=by)
 
 
-def _together(recipe: Recipe, count: int) -> tuple[RecipeStep, ...] | None:
+def _together(recipe: Recipe, count: int, *shapes: Shape) -> tuple[RecipeStep, ...] | None:
     """Returns the steps that make a stack of the tensors that recipes of the same steps have, one after the other.
 
     Args:
         recipe: The recipe of one slice.
         count: The number of slices.
+        shapes: The shapes of the tensors.
 
     Returns:
-        The steps; None where the tensors of a slice are joined in another way than along one axis.
+        The steps; None where tensors of several shapes are joined in another way than along one axis.
     """
     *apart, last = recipe.steps
-    if len(recipe.keys) == 1:
-        return Stack(0), *stacked_steps(recipe.steps, count)
+    if len(shapes) == 1:
+        of_slice = Stack(0), Reshape((count, len(recipe.keys), *shapes[0])), Unstack(1)
+        return *of_slice, *stacked_steps(recipe.steps, count)
     if isinstance(last, Concatenate) and not any(isinstance(step, Concatenate | Stack) for step in apart):
         return *recipe.steps, Split(last.axis, count), Stack(0)
     return None

@@ -73,6 +73,20 @@ def test_stacks_are_matched_with_what_is_packed_otherwise(one: Any, other: Any, 
         np.testing.assert_array_equal(match.recipe.array(cand), ref.array(match.ref))
 
 
+def test_stacks_of_experts_that_are_packed_are_matched_with_those_that_are_apart() -> None:
+    of_layers, experts = kernels(*(4,) * 4), 2
+    gates = {f"{n}.{e}.{name}": own[2 * e + at].T for n, own in enumerate(of_layers) for e in range(experts)
+             for at, name in enumerate(("w1", "w3"))}  # fmt: skip
+    joined = [np.stack([np.concatenate(own[2 * e : 2 * e + 2], axis=1) for e in range(experts)]) for own in of_layers]
+    for ref, cand in ((gates, {"wi": np.stack(joined)}), ({"wi": np.stack(joined)}, gates)):
+        one, other = dump_of(ref), dump_of(cand)
+        unmatched = Pairing(only_ref=one.keys(), only_cand=other.keys())
+        pairing = unmatched.with_matches(by_stacked_parts(Dumps(ref=one, cand=other), unmatched))
+        assert (pairing.only_ref, pairing.only_cand) == ((), ())
+        for match in pairing.matched:
+            np.testing.assert_array_equal(match.recipe.array(other), one.array(match.ref))
+
+
 def test_a_packed_tensor_of_wrong_values_is_matched_as_the_others_are() -> None:
     arrays = packed_in_layers(kernels(8, 8, 8))
     ref = dump_of({name: each + (name == "1.in_proj") for name, each in arrays.items()})
