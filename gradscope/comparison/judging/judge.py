@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.judging.rounding.floor import Floor
-from gradscope.comparison.judging.rounding.pair_floors import is_within
+from gradscope.comparison.judging.rounding.pair_floors import is_inherited, is_zero
 from gradscope.comparison.judging.rows import ComparisonRow, Status
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.evidence import PairEvidence
@@ -47,8 +47,10 @@ def judge(
         kinked: Why the tolerance is wider than that of other gradients; "" where it is not.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
-    rounding = "" if passes or tolerance is None or tolerance.rel_l2 is None else _within_floor(evidence, floor)
-    passes = passes or bool(rounding)
+    reach = None if passes or tolerance is None or tolerance.rel_l2 is None else floor
+    rounding = "" if reach is None else _zero(evidence, reach)
+    inherited = "" if reach is None or rounding else _inherited(evidence, reach)
+    passes = passes or bool(rounding or inherited)
     return ComparisonRow(
         name=entry.name,
         family=entry.family,
@@ -62,6 +64,7 @@ def judge(
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
         needed=0.0 if rounding else evidence.needed,
         why=rounding
+        or inherited
         or _undecidable(evidence, tolerance)
         or evidence.why
         or (UNPROVEN if match.unproven and passes else "")
@@ -111,15 +114,23 @@ def one_sided(unmatched: Unmatched, allowed: Sequence[Pattern], other: Ledger) -
     )
 
 
-def _within_floor(evidence: PairEvidence, floor: Floor | None) -> str:
-    """Returns that a difference is rounding only; "" where it is more, or where that is not known."""
-    if floor is None or not is_within(evidence, floor):
+def _zero(evidence: PairEvidence, floor: Floor) -> str:
+    """Returns that a tensor is rounding only; "" where it is more."""
+    if not is_zero(evidence, floor):
         return ""
     flipped = as_float(evidence.metrics.get("flipped", 0.0))
     of = brief(evidence.distance or 0.0) if evidence.most is None else f"of at most {brief(evidence.most)}"
     found = f"the difference {of} is below {brief(floor.l2)}, the floor of sums of {counted(floor.terms, 'term')}"
     signs = f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow"
     return f"zero but for rounding: {found}{signs if flipped else ''}"
+
+
+def _inherited(evidence: PairEvidence, floor: Floor) -> str:
+    """Returns that the terms of a sum, which agree, make up for its difference; "" where they do not."""
+    if not is_inherited(evidence, floor):
+        return ""
+    terms = f"what the differences of its {counted(floor.terms, 'term')}, which agree, may add up to"
+    return f"the difference {brief(evidence.distance or 0.0)} is below {brief(floor.inherited)}, {terms}"
 
 
 def _counterpart(match: Match, entry: Entry) -> str:

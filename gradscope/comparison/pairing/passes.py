@@ -72,6 +72,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.packed.joined_values import by_joined_values  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.packed.stacked_parts import by_stacked_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.updated_state import by_updated_state  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
@@ -89,6 +90,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_fingerprint,
         by_number,
         by_parts,
+        by_stacked_parts,
         by_renamed_micro_batches,
         uncertain(in_turn(_by_right_name)),
         uncertain(in_turn(by_path)),

@@ -40,7 +40,7 @@ class ModuleCall:
         index: Execution index of its beginning.
         parent: Path of the call around it; None at the top.
         source: The `file:line` of the call; None where no file of the user's is on the stack.
-        params: Names of its own parameters.
+        params: Names of its own parameters, and of those that it uses of modules inside it which are not called.
         inputs: The values that it received.
         named_inputs: Those of them that had a name then: a value may have its first name of what returns it as it is.
         outputs: The values that it returned.
@@ -138,6 +138,7 @@ class ModuleCalls:
         fresh = [(path, tensor) for path, tensor in tensors_in(output) if self._values.known(tensor) is None]
         call = self._call(type(self._module).__name__, (), ())
         self._write_outputs(call, fresh)
+        self._add_params_inside("", call)
         if call.outputs:
             self._calls.append(call)
 
@@ -170,7 +171,21 @@ class ModuleCalls:
         # A call that failed, of which the caller may try another module, ends without an output. It has not begun where
         # another hook failed before.
         if self._running and self._running[-1][0] is module:
-            self._write_outputs(self._running.pop()[1], list(tensors_in(output)))
+            call = self._running.pop()[1]
+            self._write_outputs(call, list(tensors_in(output)))
+            self._add_params_inside(f"{self._paths[module]}/", call)
+
+    def _add_params_inside(self, start: str, call: ModuleCall) -> None:
+        """Adds the parameters that a call uses of modules which nothing calls, as an attention its last projection's.
+
+        Args:
+            start: What the names of the parameters in the module begin with.
+            call: The call, which has ended.
+        """
+        for name in self._parameters.values():
+            used = name.startswith(start) and naming.key_of(naming.PARAM, name) in call.sources
+            if used and self._users.setdefault(name, call) is call and name not in call.params:
+                call.params = (*call.params, name)
 
     def _again(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         found = [tensor for _, tensor in tensors_in(output)]

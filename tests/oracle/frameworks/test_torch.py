@@ -295,6 +295,24 @@ class _Gated(nn.Module):
         return x + self.scale * out, out
 
 
+def test_a_layer_uses_the_parameters_of_modules_inside_it_that_nothing_calls() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(self.attention(x, x, x)[0], self.head.weight, self.head.bias)
+
+    layers = {layer.path: layer.params for layer in capture(Tied(), torch.sum, torch.ones(2, 3, 4)).layers}
+    assert {path: {*params} for path, params in layers.items()} == {
+        "attention": {
+            f"attention/{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj/weight", "out_proj/bias")
+        },
+        "Tied": {"head/weight", "head/bias"},
+    }
+
+
 def test_layers_state_what_they_are_computed_from_where_no_module_returned_it() -> None:
     dump = capture(nn.Sequential(nn.Tanh(), _Gated()), lambda outputs: outputs[0].sum(), torch.randn(5, 3))
     layers = {layer.path: {*layer.sources} for layer in dump.layers}

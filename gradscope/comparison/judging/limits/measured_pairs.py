@@ -99,7 +99,8 @@ def _with_summed_errors(pairs: Sequence[MeasuredPair], floors: PairFloors) -> li
         if floor is None or pair.evidence.distance is None or pair.owner in distances:
             return pair
         moved = [distances.get(key, 0.0) for key in floors.summed(pair.match.ref)]
-        return pair._replace(rounding=replace(floor, l2=floor.l2 + math.sqrt(floor.terms) * math.hypot(*moved)))
+        inherited = math.sqrt(floor.terms) * math.hypot(*moved)
+        return pair._replace(rounding=replace(floor, l2=floor.l2 + inherited, inherited=inherited))
 
     return [summed(pair) for pair in pairs]
 

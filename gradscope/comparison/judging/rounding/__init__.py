@@ -2,6 +2,7 @@
 
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
 - `floor`: the norms of one floor.
+- `term_rounding`: how much of a gradient is rounding, where the sums that make it are not known.
 - `innermost_layers`: the layers that read, make or use a tensor.
 - `tensor_sizes`: root mean squares and norms of tensors.
 - `pair_floors`: the floors of pairs of tensors.

@@ -20,6 +20,8 @@ class Floor:
         is_estimate: Whether the sums that make the tensor are not known, so that both norms are estimates.
         elements: The number of elements of an estimate.
         is_passed: Whether the floor is that of the gradient that the tensor is made of.
+        inherited: The norm that a difference has by those of gradients which agree, and whose sum the tensor is; the
+            sum may be small beside its terms, whether these cancel altogether or not.
     """
 
     l2: float
@@ -28,6 +30,7 @@ class Floor:
     is_estimate: bool = False
     elements: int = 0
     is_passed: bool = False
+    inherited: float = 0.0
 
     def times(self, factor: float) -> Floor:
         """Returns a floor that is larger by a factor."""

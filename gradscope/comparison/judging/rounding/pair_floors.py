@@ -65,8 +65,18 @@ class PairFloors:
         return self._floors[0].summed(ref)
 
 
+def is_inherited(evidence: PairEvidence, floor: Floor) -> bool:
+    """Returns whether the gradients that two tensors are the sums of, which agree, make up for their difference."""
+    return evidence.distance is not None and evidence.most is None and 0 < evidence.distance <= floor.inherited
+
+
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
+    return is_inherited(evidence, floor) or is_zero(evidence, floor)
+
+
+def is_zero(evidence: PairEvidence, floor: Floor) -> bool:
+    """Returns whether two tensors are zero but for rounding."""
     if evidence.most is not None:  # both are no longer than that, and so is their difference
         return is_rounding(evidence.most, evidence.most, floor)
     rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
@@ -77,8 +87,8 @@ def is_within(evidence: PairEvidence, floor: Floor) -> bool:
         if not floor.is_passed and _are_multiples(evidence, floor, likeness):
             return False
         # What is made of a few numbers of rounding is alike by chance, and these are judged by themselves.
-        is_zero = not 0 < as_float(evidence.metrics.get("norm_ratio", 0.0)) < math.inf
-        if (likeness <= _UNLIKE and not is_zero) or floor.is_passed:
+        one_is_zero = not 0 < as_float(evidence.metrics.get("norm_ratio", 0.0)) < math.inf
+        if (likeness <= _UNLIKE and not one_is_zero) or floor.is_passed:
             floor = floor.times(UNRELATED)
     return is_rounding(evidence.distance, evidence.distance / rel_l2, floor)
 

@@ -26,20 +26,21 @@ operation makes of such a gradient is rounding of the same relative size, and ha
 gradient of a parameter whose layer's output has such a gradient. Only layers with parameters and operations that
 broadcast state the size of a term. The gradient of another value `v`, as one that code without a scope reads, is
 compared with that of what is made of it, `|dL/dy| |y| / |v|`, and those of what is read beside it, `FLAT * epsilon` of
-which is rounding alone; its floor is an estimate. Other tensors have no floor; parameters and inputs are not computed,
-and have none.
+which is rounding alone; its floor is an estimate. The terms of a sum may be differences of larger values, too, and what
+rounding makes of them it makes of the sum (`term_rounding`). Other tensors have no floor; parameters and inputs are not
+computed, and have none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.judging.rounding.floor import UNRELATED, Floor
-from gradscope.comparison.judging.rounding.innermost_layers import layers_by_name
-from gradscope.comparison.judging.rounding.tensor_sizes import TensorSizes, l2_of, rms_of, shared_size
+from gradscope.comparison.judging.rounding.tensor_sizes import TensorSizes, TermSum, l2_of, rms_of, shared_size
+from gradscope.comparison.judging.rounding.term_rounding import LayersAround, TermRounding
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
@@ -52,7 +53,6 @@ from gradscope.naming import (
     PARAM,
     PARAM_GRAD,
     key_of,
-    split_key,
 )
 
 #: How many times the expected rounding a floor is: elements differ in scale, and a layer computes several things.
@@ -64,36 +64,14 @@ NARROW: Final = 1e-4
 #: Terms cancel where a norm is below this share of what is expected.
 _CANCELLED: Final = 0.1
 
-#: How many epsilons of what is expected a gradient may be that is nothing but rounding, where the sums that make it are
-#: not known. Ten times as large are those of a branch that is scaled by 1e-6 before it is added.
-_FLAT: Final = 0.5
-
-#: How many times as large as a value another one may be before their gradients tell nothing of each other's size.
-_ALIKE: Final = 1e3
-
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
 
 #: How many operations are followed from a gradient that cancels.
 _FOLLOWED: Final = 16
 
-#: The most layers that are next to read a value, and outputs of one, that are looked at.
-_MOST_NEXT: Final = 8
-
 #: Operations that may broadcast an operand, whose derivative with respect to it is one, or the other factor.
 _BROADCASTING: Final = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sum:
-    """_Sum stores the number of terms of each element, and the size of a term."""
-
-    terms: int
-    scale: float
-
-    @property
-    def expected(self) -> float:
-        return math.sqrt(self.terms) * self.scale
 
 
 class RoundingFloors:
@@ -104,18 +82,15 @@ class RoundingFloors:
     """
 
     def __init__(self, source: DumpSource) -> None:
-        self._source = source
-        self._known = frozenset(source.keys())
         layers = source.manifest.layers
         composites = {layer.parent for layer in layers}
+        self._source = source
+        self._around = LayersAround(source)
+        self._terms = TermRounding(self._around)
         self._is_used = bool(layers)
+        self._known_sizes: dict[tuple[str, int], TensorSizes] = {}
         # What a block returns is more than one sum, whatever kernels are inside it.
         self._makers = {name: layer for layer in layers if layer.path not in composites for name in layer.outputs}
-        self._known_sizes: dict[tuple[str, int], TensorSizes] = {}
-        self._readers = layers_by_name(layers, composites, lambda layer: layer.inputs)
-        self._next = layers_by_name(layers, composites, lambda layer: layer.sources)
-        self._users = layers_by_name(layers, composites, lambda layer: layer.params)
-        self._read_by_loss = source.manifest.loss_sources
 
     def floor(self, key: str, dtype: str) -> Floor | None:
         """Returns the floor of a tensor; None where it has none.
@@ -130,10 +105,11 @@ class RoundingFloors:
             return None
         entry = self._source.entry(self._source.resolve(key))
         own = self._own(entry, dtype)
+        own = None if own is None else self._with_terms(own, entry, dtype)
         if own is not None and entry.family != PARAM_GRAD:  # a sum of what is rounding tells no size of its terms
             return own
-        found = [own, self._passed(entry, dtype), self._of_value(entry, dtype)]
-        return max(filter(None, found), key=lambda floor: floor.l2, default=None)
+        found = [own, self._passed(entry, dtype), self._terms.of_value(entry, dtype)]
+        return max(filter(None, found), key=_reach, default=None)
 
     def summed(self, key: str) -> Sequence[str]:
         """Returns the keys of the gradients whose sum the gradient of a bias is; none for other tensors.
@@ -142,9 +118,24 @@ class RoundingFloors:
             key: Its key.
         """
         entry = self._source.entry(self._source.resolve(key))
-        users = self._users.get(entry.name, ()) if entry.family == PARAM_GRAD and len(entry.shape) == 1 else ()
-        keys = (key_of(ACTIVATION_GRAD, name) for layer in users for name in layer.outputs)
-        return [self._source.resolve(each) for each in keys if each in self._known]
+        users = self._around.users.get(entry.name, ()) if entry.family == PARAM_GRAD and len(entry.shape) == 1 else ()
+        names = (name for layer in users for name in layer.outputs)
+        return [key_of(each.family, each.name) for each in self._around.entries(ACTIVATION_GRAD, names)]
+
+    def _with_terms(self, own: Floor, entry: Entry, dtype: str) -> Floor:
+        """Returns the floor of a gradient that is a sum, whose terms may be differences of larger values themselves.
+
+        What rounding makes of the terms, beside their size, it makes of their sum.
+        """
+        share, largest = self._terms.share(entry, dtype), self._largest(entry)
+        if not share or largest is None:
+            return own
+        count = math.prod(entry.shape)
+        rounded = largest.expected * math.sqrt(count) * share
+        if share * UNRELATED >= 1:  # all of it is rounding
+            l2 = rounded / min(share, 1.0)
+            return Floor(l2=l2, cancelled=l2, terms=own.terms, is_estimate=True, elements=count)
+        return replace(own, l2=own.l2 + _MARGIN * rounded) if l2_of(entry) <= own.cancelled else own
 
     def _passed(self, entry: Entry, dtype: str, operations: int = _FOLLOWED) -> Floor | None:
         """Returns the floor of what operations make of a gradient that has a floor and cancels; None for any other."""
@@ -152,7 +143,7 @@ class RoundingFloors:
         if behind is None or l2_of(behind) == 0:
             return None
         floor = self._own(behind, dtype) or self._passed(behind, dtype, operations - 1)
-        floor = floor or self._of_value(behind, dtype)
+        floor = floor or self._terms.of_value(behind, dtype)
         if floor is None or l2_of(behind) > floor.cancelled * (UNRELATED if floor.is_estimate else 1):
             return None
         # A sum of rounding may be shorter than such sums are.
@@ -166,12 +157,12 @@ class RoundingFloors:
         That of a parameter is made of the gradient of the output of its layer.
         """
         if entry.family == PARAM_GRAD:
-            outputs = [name for layer in self._users.get(entry.name, ())[:2] for name in layer.outputs[:2]]
-            found = self._entries(ACTIVATION_GRAD, outputs) if len(outputs) == 1 else []
+            outputs = [name for layer in self._around.users.get(entry.name, ())[:2] for name in layer.outputs[:2]]
+            found = self._around.entries(ACTIVATION_GRAD, outputs) if len(outputs) == 1 else []
             return found[0] if found else None
         if entry.family != ACTIVATION_GRAD:
             return None
-        readers = self._readers.get(entry.name, [])
+        readers = self._around.readers.get(entry.name, [])
         return self._output_gradient(readers[0]) if len(readers) == 1 else None
 
     def _own(self, entry: Entry, dtype: str) -> Floor | None:
@@ -185,54 +176,17 @@ class RoundingFloors:
         floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
         return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
 
-    def _largest(self, entry: Entry) -> _Sum | None:
+    def _largest(self, entry: Entry) -> TermSum | None:
         """Returns the largest of the sums that make a tensor; None where none is known."""
         sums = (each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale))
         return max(sums, key=lambda each: each.expected, default=None)
 
-    def _of_value(self, entry: Entry, dtype: str) -> Floor | None:
-        """Returns the floor of the gradient of a value that no sums are known of; None where it has none.
-
-        Of a step `y = f(v, w)`, `|dL/dv|` is about `|dL/dy| |y| / |v|` where `f` is about as steep as it is large, and
-        of the size of `|dL/dw|`, for as many elements. A type of up to 16 bits makes rounding of its own size of a
-        gradient that is zero but for that of wider ones.
-        """
-        key, epsilon = key_of(ACTIVATION, entry.name), machine_epsilon(dtype)
-        if entry.family != ACTIVATION_GRAD or key not in self._known:
-            return None
-        value, count = self._source.entry(self._source.resolve(key)), math.prod(entry.shape)
-        length, norms = l2_of(value), [0.0]
-        for layer in self._next.get(key, ())[:_MOST_NEXT]:
-            made = layer.outputs[:_MOST_NEXT]
-            arriving, values = (self._entries(family, made) for family in (ACTIVATION_GRAD, ACTIVATION))
-            if length > 0:
-                norms += (l2_of(one) * l2_of(two) / length for one, two in zip(arriving, values, strict=False))
-            norms += self._beside(value, layer.sources)
-        if key in self._read_by_loss:
-            norms += self._beside(value, self._read_by_loss)
-        floor, cancelled = (_FLAT * each * max(norms) for each in (epsilon, min(epsilon, machine_epsilon("float32"))))
-        if not 0 < floor < math.inf:
-            return None
-        return Floor(l2=floor, cancelled=cancelled, terms=1, is_estimate=True, elements=count)
-
-    def _beside(self, value: Entry, read: Sequence[str]) -> Iterator[float]:
-        """Yields the norms that the gradient of a value has if it is of the size of those of values read beside it.
-
-        Where the value is much larger than another one, as in another unit, its gradient is smaller by as much.
-        """
-        size, count = rms_of(value), math.prod(value.shape)
-        for name in (split_key(each)[1] for each in read[:_MOST_NEXT]):
-            gradients, others = (self._entries(family, [name]) for family in (ACTIVATION_GRAD, ACTIVATION))
-            for gradient, other in zip(gradients, others, strict=False):
-                share = min(1.0, _ALIKE * rms_of(other) / size) if size > 0 else 1.0
-                yield math.sqrt(count) * rms_of(gradient) * share
-
-    def _sums(self, entry: Entry) -> Iterator[_Sum]:
+    def _sums(self, entry: Entry) -> Iterator[TermSum]:
         if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):
-            for layer in self._users.get(entry.name, ()):
+            for layer in self._around.users.get(entry.name, ()):
                 yield from self._of_parameter(entry, layer)
         elif entry.family in (ACTIVATION_GRAD, INPUT_GRAD):
-            for layer in self._readers.get(entry.name, ()):
+            for layer in self._around.readers.get(entry.name, ()):
                 yield from self._of_product(entry, layer, self._scale(ACTIVATION_GRAD, layer.outputs))
                 yield from self._of_broadcast(entry, layer)
         elif entry.family == ACTIVATION and entry.name in self._makers:
@@ -240,39 +194,42 @@ class RoundingFloors:
             scale = max(self._scale(ACTIVATION, layer.inputs), self._scale(INPUT, layer.inputs))
             yield from self._of_product(entry, layer, scale)
 
-    def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
+    def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[TermSum]:
         """Yields the sum over positions of a layer's output that makes the gradient of a parameter."""
         shape = entry.shape[1:] if entry.family == EXAMPLE_GRAD else entry.shape
         inputs = [self._sizes(family, layer.inputs) for family in (ACTIVATION, INPUT)]
         exact = any(each.exact for each in inputs)  # a table that indices are looked up in
         known = [each.largest for each in inputs if each.largest is not None]
-        scale = max(known, default=1.0) if len(shape) > 1 and not exact else 1.0
+        # What is added to zeros, as positions to queries that have read nothing, has a gradient for all that.
+        scale = (max(known, default=1.0) or 1.0) if len(shape) > 1 and not exact else 1.0
         for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
             size = math.prod(output)
             terms = size // (math.prod(shape) or 1) if exact else size // shared_size(shape, output)
-            yield _Sum(terms=max(1, terms), scale=rms * scale)
+            yield TermSum(terms=max(1, terms), scale=rms * scale)
 
-    def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:
+    def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[TermSum]:
         """Yields the sums of products with the kernels of a layer."""
         for kernel, rms in self._sizes(PARAM, layer.params).by_shape.items():
             if len(kernel) > 1:
                 terms = math.prod(kernel) // shared_size(kernel, entry.shape)
-                yield _Sum(terms=max(1, terms), scale=scale * rms)
+                yield TermSum(terms=max(1, terms), scale=scale * rms)
 
-    def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
+    def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[TermSum]:
         """Yields the sum over the elements of an operation's output that each element of an operand was copied to."""
         output = self._output_gradient(layer)
         if output is None or layer.primitive not in _BROADCASTING or len(layer.inputs) > 2:
             return
         others = [name for name in layer.inputs if name != entry.name] if layer.primitive == "mul" else []
-        factor = math.prod(map(rms_of, self._entries(ACTIVATION, others)))
+        factor = math.prod(map(rms_of, self._around.entries(ACTIVATION, others)))
         terms = math.prod(output.shape) // max(1, math.prod(entry.shape))
         if terms > 1:
-            yield _Sum(terms=terms, scale=rms_of(output) * factor)
+            yield TermSum(terms=terms, scale=rms_of(output) * factor)
 
     def _output_gradient(self, layer: Layer) -> Entry | None:
         """Returns the gradient of the one output of an operation; None for another layer."""
-        found = self._entries(ACTIVATION_GRAD, layer.outputs) if layer.operation and len(layer.outputs) == 1 else []
+        found = (
+            self._around.entries(ACTIVATION_GRAD, layer.outputs) if layer.operation and len(layer.outputs) == 1 else []
+        )
         return found[0] if found else None
 
     def _scale(self, family: str, names: Sequence[str]) -> float:
@@ -283,9 +240,10 @@ class RoundingFloors:
         """Returns the sizes of the tensors of some names, which a layer has: they are read once for all of them."""
         place = family, id(names)
         if place not in self._known_sizes:
-            self._known_sizes[place] = TensorSizes.of(self._entries(family, names))
+            self._known_sizes[place] = TensorSizes.of(self._around.entries(family, names))
         return self._known_sizes[place]
 
-    def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
-        keys = (key_of(family, name) for name in names)
-        return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
+
+def _reach(floor: Floor) -> float:
+    """Returns how far rounding may reach, where it has nothing in common in two programs."""
+    return floor.l2 * (UNRELATED if floor.is_passed else 1)

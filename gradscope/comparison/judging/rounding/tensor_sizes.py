@@ -16,6 +16,19 @@ _MOST_SHAPES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TermSum:
+    """TermSum stores the number of terms of each element of a tensor that is a sum, and the size of a term."""
+
+    terms: int
+    scale: float
+
+    @property
+    def expected(self) -> float:
+        """The root mean square of the elements where the terms do not cancel."""
+        return math.sqrt(self.terms) * self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
     """TensorSizes stores the root mean squares of some tensors.
 

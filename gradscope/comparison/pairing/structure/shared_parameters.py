@@ -85,16 +85,19 @@ def shared_parameters(dumps: Dumps, matches: Iterable[Match]) -> tuple[Parameter
         if family == PARAM:
             of_ref[name] = list(_stacked(name, match.recipe, dumps.ref.entry(match.ref).shape))
             number, count = _place(match.recipe, dumps.cand.entry(match.cand).shape)
-            for each, key in zip(of_ref[name] * len(match.recipe.keys), match.recipe.keys, strict=False):
+            for place, key in enumerate(match.recipe.keys):
+                each = of_ref[name][place * len(of_ref[name]) // len(match.recipe.keys)]
                 of_cand[split_key(key)[1]].append(_Slice(name=each.name, number=number, count=count))
     return ParameterNames(dumps.ref.manifest.layers, of_ref), ParameterNames(dumps.cand.manifest.layers, of_cand)
 
 
 def _stacked(name: str, recipe: Recipe, shape: Shape) -> Iterator[_Slice]:
-    """Yields the slices of a parameter of the reference that the candidate has as several; else the whole."""
+    """Yields the slices of a parameter of the reference that the candidate has as several each; else the whole."""
     count = len(recipe.keys)
-    if count > 1 and shape[:1] == (count,) and recipe.steps[-1:] in ((Stack(0),), (Concatenate(0),)):
-        yield from (_Slice(name=f"{name}[{number}]", number=number, count=count) for number in range(count))
+    is_row = shape[:1] == (count,) and recipe.steps[-1:] == (Concatenate(0),)
+    is_stack = shape and count % shape[0] == 0 and Stack(0) in (*recipe.steps[:1], *recipe.steps[-1:])
+    if count > 1 and shape[0] > 1 and (is_row or is_stack):
+        yield from (_Slice(name=f"{name}[{number}]", number=number, count=shape[0]) for number in range(shape[0]))
     else:
         yield _Slice(name=name)
 
@@ -102,6 +105,8 @@ def _stacked(name: str, recipe: Recipe, shape: Shape) -> Iterator[_Slice]:
 def _place(recipe: Recipe, shape: Shape) -> tuple[int | None, int]:
     """Returns which slice of a parameter of the candidate a recipe takes, or takes a part of, and of how many."""
     first, *later = recipe.steps or (None,)
+    if later and later[-1] == Unstack(0) != first:
+        return recipe.part % shape[0], shape[0]  # every slice is a part, see `stacked_parts`
     is_slice = shape and first in (Unstack(0), Split(0, shape[0]))
     if not is_slice or any(isinstance(step, Unstack) for step in later):
         return None, 0

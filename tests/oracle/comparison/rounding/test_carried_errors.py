@@ -79,6 +79,6 @@ def test_a_loss_may_be_as_far_apart_as_its_values_make_it_and_no_further() -> No
     assert exact.loss != pytest.approx(rounded.loss, rel=1e-2)
     agreeing = gs.compare(exact, rounded)
     assert (agreeing.verdict, agreeing.losses) == ("same", None), agreeing.sentence
-    found = gs.compare(exact, captured(AT_ONCE, scale=1.0005, offset=offset))
+    found = gs.compare(exact, captured(AT_ONCE, scale=1.001, offset=offset))
     assert found.verdict == "different"
     assert "the loss" in found.sentence

@@ -173,3 +173,66 @@ def test_the_gradient_of_a_branch_that_adds_very_little_is_none_of_rounding(time
 
     found = gs.compare(branch(backward=1.0), branch(backward=times))
     assert found.verdict == ("same" if times == 1.0 else "different")
+
+
+def _cross_attention(*, ported: bool) -> gs.Dump:
+    """Learned queries attend to each other without a scope before they have read anything: all values are the same."""
+    names = ("query", "key", "value", "out")
+    weights = {name: {"kernel": drawn(at, 16, 16) / 4, "bias": drawn(at + 4, 16)} for at, name in enumerate(names)}
+    weights |= {"queries": {"kernel": drawn(8, 5, 16)}}
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            return x @ weights[name]["kernel"] + weights[name]["bias"]
+
+        x = jnp.zeros((3, 5, 16))
+        own = x + weights["queries"]["kernel"]
+        query, key, value = (
+            dense(name, each).reshape(3, 5, 2, 8) for name, each in zip(names, (own, own, x), strict=False)
+        )
+        scores = jnp.einsum("nqhd,nkhd->nhqk", query, key) / 8**0.5
+        if ported:
+            powers = jnp.exp(scores - scores.max(-1, keepdims=True))
+            shares = powers / powers.sum(-1, keepdims=True)
+        else:
+            shares = jax.nn.softmax(scores)
+        x = dense("out", jnp.einsum("nhqk,nkhd->nqhd", shares, value).reshape(3, 5, 16))
+        return jnp.square(x - batch["y"]).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, weights, {"y": drawn(9, 3, 5, 16)}, origins=False)
+
+
+def test_the_gradient_of_the_queries_of_equal_values_is_no_difference() -> None:
+    ref, cand = _cross_attention(ported=False), _cross_attention(ported=True)
+    one, two = (np.asarray(each.source.array("param_grad/query/kernel")) for each in (ref, cand))
+    assert np.linalg.norm(two - one) > 0.1 * np.linalg.norm(one)
+    for found in (gs.compare(ref, cand), gs.compare(cand, ref)):
+        assert found.verdict == "same", found.sentence
+
+
+def _summed(factors: np.ndarray, *, lost: int = 0) -> gs.Dump:
+    """A dense layer whose gradients are some factors; that of its bias may lack the last of them."""
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        with jax.named_scope("dense"):
+            bias = weights["dense"]["bias"]
+            kept = jnp.arange(len(factors))[:, None] < len(factors) - lost
+            y = batch["x"] @ weights["dense"]["kernel"] + jnp.where(kept, bias, jax.lax.stop_gradient(bias))
+        return (y * batch["factors"]).sum() + 1e3
+
+    weights = {"dense": {"kernel": drawn(1, 6, 4), "bias": drawn(2, 4)}}
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, weights, {"x": drawn(3, 64, 6), "factors": factors}, origins=False)
+
+
+def test_a_small_sum_of_gradients_that_agree_may_be_apart_by_their_differences() -> None:
+    factors = drawn(5, 64, 4)
+    factors += (0.82 - factors.sum(0, keepdims=True)) / 64  # 0.82 of the 8 that 64 such factors add up to at random
+    moved = factors + np.float32(9e-5) * drawn(6, 64, 4)
+    found = gs.compare(_summed(factors), _summed(moved))
+    assert found.verdict == "same", found.sentence
+    (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "dense/bias"))
+    assert row.metrics["rel_l2"] > row.tolerance
+    assert "differences of its 64 terms, which agree" in row.why
+    assert gs.compare(_summed(factors), _summed(moved, lost=1)).verdict == "different"
