@@ -2,7 +2,7 @@
 
 A scan over layers has the queries of all layers as one stack, `[layers, in, out]`, and those of keys and of values;
 PyTorch has a packed projection for each layer. Or the stack has all three, and the other program has them for each
-layer. Every slice of a stack is taken for a tensor of its own, and `values.by_parts` finds which of these are packed
+layer. Every slice of a stack is taken for a tensor of its own, and `values.parts.by_parts` finds which of these are packed
 in which. A stack is matched where that holds for all its slices alike.
 """
 
@@ -20,7 +20,7 @@ from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Re
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.layout.stacked_steps import stacked_steps
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
-from gradscope.comparison.pairing.values.by_parts import by_parts
+from gradscope.comparison.pairing.values.parts.by_parts import by_parts
 from gradscope.dump.interfaces import DumpSource, EntryIndex
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
