@@ -2,8 +2,8 @@
 
 A scan over layers has the queries of all layers as one stack, `[layers, in, out]`, and those of keys and of values;
 PyTorch has a packed projection for each layer. Or the stack has all three, and the other program has them for each
-layer. Every slice of a stack is taken for a tensor of its own, and `values.parts.by_parts` finds which of these are packed
-in which. A stack is matched where that holds for all its slices alike.
+layer. Every slice of a stack is taken for a tensor of its own, and `values.parts.by_parts` finds which of these are
+packed in which. A stack is matched where that holds for all its slices alike.
 """
 
 from __future__ import annotations
