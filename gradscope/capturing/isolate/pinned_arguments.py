@@ -64,9 +64,15 @@ def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> Pin
         The loss and its arguments.
 
     Raises:
-        UsageError: The candidate's dump is of another model, or nothing tells what its batch or its parameters were.
+        UsageError: The candidate's dump is of another model, nothing tells what its batch or its parameters were, or
+            the reference has statistics alone.
         ModelError: The user's code failed on arguments of its own.
     """
+    if not any(map(dumps.ref.has_tensor, dumps.ref.keys())):
+        raise UsageError(
+            "the dump whose values layers are run on has statistics and no tensors",
+            hint="make it without --stats-only",
+        )
     own = _own_arguments(model, dumps.cand.manifest.provenance)
     leaves, tree = jax.tree_util.tree_flatten(own.shapes)
     keys = _keys(own)

@@ -28,6 +28,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.naming import PARAM_GRAD, example_axes
 from gradscope.naming.wording import brief, counted
+from gradscope.stats import stats_of_chunks
 
 #: The `rel_l2` from which the signs of a gradient are counted: below, few of them can flip.
 _FLIPS_FROM: Final = 1e-3
@@ -81,7 +82,7 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
     if obstacle := _obstacle(one, other):
         return PairEvidence(why=obstacle)
     if not (ref.has_tensor and cand.has_tensor):
-        return _from_statistics(one, other)
+        return _from_statistics(_measured(ref), _measured(cand))
     return _from_values(ref, cand, one, other, closeness)
 
 
@@ -163,6 +164,15 @@ def _examples(ref: Operand, cand: Operand, *, equal: bool) -> ExampleError | Non
     if not example_axes(entry.family) or entry.shape[:1] < (2,):
         return None
     return ExampleError(count=entry.shape[0]) if equal else example_error(ref, cand)
+
+
+def _measured(operand: Operand) -> Entry:
+    """Returns the entry of a tensor with its statistics, which what a recipe makes of others has none of yet."""
+    entry = operand.entry
+    if entry.stats or not operand.has_tensor:
+        return entry
+    stats = stats_of_chunks(operand.chunks(), shape=entry.shape, dtype=entry.dtype, tier="core")
+    return replace(entry, stats=stats.to_json())
 
 
 def _from_statistics(ref: Entry, cand: Entry) -> PairEvidence:

@@ -73,6 +73,19 @@ def test_what_cannot_be_reproduced_is_said_in_a_line(folder: Path, line: str, sa
     assert says in done.lines[0]
 
 
+def test_a_dump_without_tensors_has_nothing_to_run_a_layer_on(folder: Path) -> None:
+    made = gradscope("dump", "right.py", "--stats-only", "-o", "measured.npz", folder=folder)
+    assert made.status == 0, made.errors
+    for line in (
+        ("isolate", "last", "measured.npz", "right.py", "-o", "measured"),
+        ("compare", "measured.npz", "right.npz", "--isolate", "right.py"),
+    ):
+        done = gradscope(*line, folder=folder)
+        assert done.status == 2
+        assert "has statistics and no tensors" in done.lines[0]
+        assert not (folder / "measured").exists()
+
+
 def test_the_dump_is_kept_even_by_force(folder: Path) -> None:
     (folder / "own").mkdir()
     kept = (folder / "right.npz").read_bytes()

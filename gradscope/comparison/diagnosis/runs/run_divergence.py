@@ -26,7 +26,7 @@ from gradscope.comparison.diagnosis.runs.run_stages import (
     place_in_step,
     without_other_layers,
 )
-from gradscope.comparison.diagnosis.runs.run_tensors import run_tensors
+from gradscope.comparison.diagnosis.runs.run_tensors import in_order_of_step, run_tensors
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
@@ -184,7 +184,7 @@ class _Judge:
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
         self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._names = {each.tensor.key: cand.tensors[each.cand].name for each in chosen if each.cand is not None}
-        self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))
+        self._tensors = in_order_of_step(chosen)
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))

@@ -16,7 +16,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.run_pairs import pairs_by_values
-from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS
+from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS, place_in_step
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
@@ -79,6 +79,21 @@ def run_tensors(ref_run: History, cand_run: History) -> list[RunTensor]:
         *(RunTensor(tensor=_named(ref[number], key), ref=number, cand=pairs.get(key)) for number, key in keys.items()),
         *(RunTensor(tensor=cand[number], cand=number) for number in theirs.values() if number not in paired),
     ]
+
+
+def in_order_of_step(tensors: Iterable[RunTensor]) -> list[RunTensor]:
+    """Returns tensors in the order of a step: its stages, and in the backward pass the last layers first.
+
+    Args:
+        tensors: The tensors, in the order of the forward pass.
+    """
+
+    def place(numbered: tuple[int, RunTensor]) -> tuple[int, int]:
+        number, each = numbered
+        backward = each.tensor.family == naming.ACTIVATION_GRAD
+        return place_in_step(each.tensor.family, each.tensor.name), -number if backward else number
+
+    return [each for _, each in sorted(enumerate(tensors), key=place)]
 
 
 def _repeated(keys: Iterable[str]) -> set[tuple[str, str]]:

@@ -23,7 +23,12 @@ import numpy as np
 
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, differ_by_ones, relative_error
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.inference.layout_search import LayoutSearch, transposed_by_values
+from gradscope.comparison.pairing.inference.layout_search import (
+    LayoutSearch,
+    likeliest_axes,
+    pure_axes,
+    transposed_by_values,
+)
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
@@ -194,14 +199,18 @@ class _RelatedPairs:
         self._values: dict[_Subject, AxisLayout] = {}
         self._gradients: dict[_Subject, AxisLayout] = {}
         groups: defaultdict[tuple[str, int], Counter[tuple[int, ...]]] = defaultdict(Counter)
+        undecided: defaultdict[tuple[str, int], Counter[tuple[int, ...]]] = defaultdict(Counter)
         for match, layout in transposed.items():
             groups[_group(dumps, match)][layout.axes] += 1
         for match, agreeing in found.items():
             if len(agreeing) == 1:
                 (self._gradients if is_gradient(_family(match)) else self._values)[_subject(match)] = agreeing[0]
-                if (axes := _pure_axes(agreeing[0])) is not None:
+                if (axes := pure_axes(agreeing[0])) is not None:
                     groups[_group(dumps, match)][axes] += 1
-        self._usual = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
+            else:
+                undecided[_group(dumps, match)].update(filter(None, map(pure_axes, agreeing)))
+        known = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
+        self._usual = {group: likeliest_axes(each) for group, each in undecided.items() if group not in groups} | known
         self._usual |= {group: axes.most_common(1)[0][0] for group, axes in groups.items() if group[0] == ACTIVATION}
         self.implied = frozenset(self._implied())
         self._usual = {(ACTIVATION, len(axes)): axes for axes in self.implied} | self._usual
@@ -232,7 +241,7 @@ class _RelatedPairs:
         """Returns the layout of most pairs of as many axes, else of the same shapes; None where it is impossible."""
         among = tuple(possible)
         axes = self._usual.get(_group(self._dumps, match))
-        found = next((each for each in among if _pure_axes(each) == axes), None) if axes is not None else None
+        found = next((each for each in among if pure_axes(each) == axes), None) if axes is not None else None
         layout = self._by_shapes.get(_shapes(self._dumps, match))
         return layout if found is None and layout in among else found
 
@@ -267,14 +276,6 @@ def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | No
     """Returns a layout where it is possible for a pair; flips, halves and orders of blocks always are."""
     always = layout.flipped or layout.interleaved or layout.blocks is not None
     return layout if always or layout in tuple(among) else None
-
-
-def _pure_axes(layout: AxisLayout) -> tuple[int, ...] | None:
-    """Returns the order of axes of a layout that neither splits nor merges any; None for others."""
-    arranged = tuple(layout.split[axis] for axis in layout.axes)
-    if layout.blocks is not None:
-        return None
-    return layout.axes if arranged == layout.shape and len(layout.split) == len(layout.shape) else None
 
 
 def _group(dumps: Dumps, match: Match) -> tuple[str, int]:

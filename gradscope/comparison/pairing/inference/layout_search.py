@@ -9,8 +9,10 @@ that the constant does not show.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 from gradscope.arrays.blocks import Array
@@ -61,14 +63,16 @@ class LayoutSearch:
     def agreeing(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts in which two tensors agree by far best; several where they are equal in all of them.
 
-        Of tensors of which only statistics are known, these are all that the shapes allow where the statistics agree.
+        Of tensors of which only statistics are known, and agree, these are all that the shapes allow, and the first is
+        the likeliest.
 
         Args:
             ref: A key of the reference.
             cand: A key of the candidate, of the same kind of dtype.
         """
         if not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
-            return self.possible(ref, cand) if self._statistics_agree(ref, cand) else ()
+            possible = self.possible(ref, cand) if self._statistics_agree(ref, cand) else ()
+            return tuple(sorted(possible, key=lambda layout: _likeliness(layout.axes), reverse=True))
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         found = agreeing_layouts(one, other, self.possible(ref, cand))
@@ -136,6 +140,31 @@ class LayoutSearch:
                 if entry.family in (ACTIVATION, INPUT) and len(entry.shape) in (3, 4, 5):
                     counts |= dict.fromkeys((entry.shape[1], entry.shape[-1]))
         return tuple(counts)[:_MOST_CHANNELS]
+
+
+def likeliest_axes(votes: Counter[Shape]) -> Shape:
+    """Returns the order of axes that the most pairs allow; of several, the likeliest.
+
+    Args:
+        votes: The number of pairs that allow each order.
+    """
+    return max(votes, key=lambda axes: (votes[axes], _likeliness(axes)), default=())
+
+
+def _likeliness(axes: Shape) -> tuple[bool, int]:
+    """Returns whether frameworks have kernels or images in such an order, and how many axes stay side by side."""
+    rank = len(axes)
+    kernels = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
+    images = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
+    return axes in (*kernels, *images), sum(after == axis + 1 for axis, after in pairwise(axes))
+
+
+def pure_axes(layout: AxisLayout) -> tuple[int, ...] | None:
+    """Returns the order of axes of a layout that neither splits nor merges any; None for others."""
+    arranged = tuple(layout.split[axis] for axis in layout.axes)
+    if layout.blocks is not None:
+        return None
+    return layout.axes if arranged == layout.shape and len(layout.split) == len(layout.shape) else None
 
 
 def _parameter(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ def test_a_fault_of_a_port_is_told_by_the_names_of_both(reference: Path, tmp_pat
     assert found.status == 1
     sentence = " ".join(found.output.split())
     assert "step 0 differs, first in the activations: `activation/layers_1` (`Conv_1` in the candidate)" in sentence
+    assert re.search(r"gradients \d+ of \d+ activation_grad/head", sentence), "the last layer is the first backward"
 
 
 def test_a_parameter_of_other_values_is_told_of_the_layer_that_uses_it(reference: Path, tmp_path: Path) -> None:

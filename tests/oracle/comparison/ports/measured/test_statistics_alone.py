@@ -10,7 +10,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.ports.everything import CONVNET, DECODER, LANGUAGE, MIXTURE, PORTS, SPEECH
-from tests.support.ports.port import Program, named_first
+from tests.support.ports.port import Program, captured, named_first
 
 #: Another order of axes, packed parameters of several sizes, experts in a stack, gates of a recurrent layer, and layers
 #: that are called as others are.
@@ -28,7 +28,8 @@ def measured(program: Program) -> Dump:
 @pytest.mark.parametrize("port", [*NETWORKS, *SMALL], ids=lambda port: port.name)
 def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None:
     reference, candidate = measured(port.reference), measured(port.candidate(""))
-    for pair in ((reference, candidate), (candidate, reference)):
+    whole = captured(port.candidate(""))
+    for pair in ((reference, candidate), (candidate, reference), (reference, whole), (whole, reference)):
         found = gs.compare(*pair)
         assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
         assert found.sentence.startswith("Same as far as statistics tell"), found.sentence
@@ -45,3 +46,16 @@ def test_a_fault_shows_where_statistics_do_not_say_which_layer_is_which() -> Non
     found = gs.compare(measured(LANGUAGE.reference), measured(LANGUAGE.candidate("another weight")))
     assert found.verdict == "different"
     assert "o_proj.weight" in found.sentence, found.sentence
+
+
+def test_the_order_of_axes_is_the_one_that_the_shapes_of_most_tensors_allow() -> None:
+    """As many channels as rows fit several orders, and other layers show which of them is meant."""
+    found = gs.compare(measured(CONVNET.reference), measured(CONVNET.candidate("")))
+    orders = {row.made_by for row in found.rows if row.family == "activation" and row.made_by}
+    assert orders == {"transpose [0, 3, 1, 2]"}
+
+
+def test_a_fault_in_another_layout_is_told_by_statistics_and_not_by_its_shape() -> None:
+    found = gs.compare(measured(CONVNET.reference), measured(CONVNET.candidate("padding")))
+    assert found.verdict == "different"
+    assert "the shape is" not in found.sentence, found.sentence
