@@ -18,11 +18,10 @@ _ALWAYS: Final = frozenset({"pure_callback", "io_callback", "buffer_callback", "
 
 #: Primitives whose rule refuses with some parameters, or in some versions: all singular vectors, eigenvectors, a
 #: function of elements at places, any function of windows, the derivative of a pool with gaps, sums over groups or in
-#: a batch of groups, a linear system without its transpose, and functions with a batching rule of their own or a name
-#: for the compiler.
+#: a batch of groups, and functions with a batching rule of their own or a name for the compiler.
 _SOMETIMES: Final = frozenset(
     {
-        "composite", "custom_linear_solve", "custom_vmap_call", "eig", "eigh", "qr", "ragged_dot_general",
+        "composite", "custom_vmap_call", "eig", "eigh", "qr", "ragged_dot_general",
         "reduce_window", "scatter", "select_and_gather_add", "svd",
     }
 )  # fmt: skip
@@ -52,6 +51,8 @@ def refused_operands(equation: Equation) -> range:
 def refuses(equation: Equation) -> bool:
     """Returns whether the rule of a primitive refuses to differentiate an equation by any of its operands."""
     name = equation.primitive.name
+    if name == "custom_linear_solve":  # the derivative of a linear system is solved with its transpose
+        return equation.params["jaxprs"].transpose_solve is None
     return name in _ALWAYS or (name in _SOMETIMES and _fails(equation))
 
 
@@ -75,8 +76,6 @@ def _fails(equation: Equation) -> bool:
     # A function that asks for a mesh axis cannot be tried by itself: one with a batching rule or a name refuses so far.
     except (NameError, NotImplementedError, TypeError, ValueError):
         return True
-    except Exception:  # of a class of JAX's own, where a custom rule is not for all operands at once
-        return False
     return False
 
 
