@@ -9,7 +9,7 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
     path         `by_path`        equal normal forms of the names (`normal_forms`); `[L, ...]` with L numbered tensors;
                                   nothing where the values of parameters refute the names
     fingerprint  `values`         equal values in any layout, found by statistics and verified element by element, and
-                                  parts of packed tensors
+                                  parts of packed tensors; by statistics alone where there are no elements
     order        `structure`      the same place of two programs, by parameters, operations and order, whatever the
                                   values; of dumps without layers, the same position among tensors of one operation
                                   and shape (`matching`), and the layer of the same parameters

@@ -211,3 +211,10 @@ def siblings(layers: Sequence[Layer]) -> frozenset[str]:
         layers: The layers.
     """
     return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)
+
+
+def names_of_operations(source: DumpSource) -> frozenset[str]:
+    """Returns the names that a program's operations give to values, of layers' outputs, too."""
+    paths = {layer.path for layer in source.manifest.layers if layer.operation}
+    names = (entry.name for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return frozenset(name for name in names if name in paths or name.rpartition(".")[0] in paths)

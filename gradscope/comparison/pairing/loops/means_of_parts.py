@@ -19,7 +19,7 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import Concatenate, Mean, Reshape, Split, Stack, Sum
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.batch_parts import BatchParts, PartsRule, batch_parts
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, names_of_operations
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -64,8 +64,8 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
 
 def _without_operations(source: DumpSource) -> tuple[str, ...]:
     """Returns the keys without those of operations: the second `sub` of a scope is no second call of the first."""
-    paths = {layer.path for layer in source.manifest.layers if layer.operation}
-    return tuple(key for key in source.keys() if split_key(key)[1] not in paths)  # noqa: SIM118 - no mapping
+    names = names_of_operations(source)
+    return tuple(key for key in source.keys() if split_key(key)[1] not in names)  # noqa: SIM118 - no mapping
 
 
 def _unequal_sizes(dumps: Dumps, matches: Iterable[Match]) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, names_of_operations
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, split_key
@@ -41,13 +41,6 @@ class OperationNames:
         """Returns whether a match is of values that two operations have names of, and is not stated by the user."""
         (_, one), others = split_key(match.ref), [split_key(key)[1] for key in match.recipe.keys]
         return match.matched_by != "map" and one in self._ref and all(other in self._cand for other in others)
-
-
-def names_of_operations(source: DumpSource) -> frozenset[str]:
-    """Returns the names that a program's operations give to values, of layers' outputs, too."""
-    paths = {layer.path for layer in source.manifest.layers if layer.operation}
-    names = (entry.name for entry in source.manifest.entries if entry.family == ACTIVATION)
-    return frozenset(name for name in names if name in paths or name.rpartition(".")[0] in paths)
 
 
 def _by_scope(source: DumpSource, operations: frozenset[str]) -> Mapping[str, Sequence[_Step]]:
