@@ -79,7 +79,10 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     except BaseException as failure:  # a signal handler of the model may raise one of any class
-        _still(parts)
+        try:  # another may raise at the call itself, before anything in the function is guarded
+            _still(parts)
+        except BaseException:
+            _still(parts)
         return _report(failure, parts.put_back(failure), arguments)
     finally:
         _release_output()
@@ -109,9 +112,11 @@ def _status(program: Callable[[], object]) -> int:
 def _still(parts: InterpreterParts) -> None:
     """Takes the model's signals and timers from it: a handler that raises would end the process in the message."""
     for _ in range(_MOST_HANDLERS):
-        with contextlib.suppress(BaseException):
+        try:  # `contextlib.suppress` would be two calls of Python more, where a handler may raise unguarded
             parts.still_signals()
             return
+        except BaseException:  # noqa: S112
+            continue
 
 
 def _is_of_typer(leaving: SystemExit) -> bool:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import pytest
 import typer
 
+from gradscope.cli import error_boundary
 from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
 from gradscope.tracing import user_frames
@@ -142,6 +143,19 @@ def test_a_handler_that_raises_all_the_time_does_not_reach_the_end(then: str, st
     )
     assert ended.returncode in {status, 70}  # 70 where the timer comes before what the model does
     assert "Traceback" not in ended.stderr
+
+
+def test_a_handler_that_raises_where_signals_are_taken_from_it_does_not_reach_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = [SystemError("tick")]
+
+    def still(_: object) -> None:  # what a handler raises at the call comes before anything in the function
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr(error_boundary, "_still", still)
+    assert guarded(raising(MemoryError()), []) == 5
 
 
 def test_a_part_of_a_list_may_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
