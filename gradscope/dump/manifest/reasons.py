@@ -38,9 +38,9 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ReasonSpec(
         name="frozen",
         phrase="not differentiated by the model itself",
-        sentence="A capture of PyTorch does not differentiate the parameter, as `requires_grad` is False. A dump of a "
-        "JAX model differentiates all that the loss takes as parameters.",
-        remedy="Set requires_grad where its gradient is wanted.",
+        sentence="A capture of PyTorch does not differentiate the parameter, as `requires_grad` is False, nor an input "
+        "that is no tensor. A dump of a JAX model differentiates all that the loss takes as parameters.",
+        remedy="Set requires_grad, or give the input as a tensor, where its gradient is wanted.",
     ),
     ReasonSpec(
         name="non-differentiable",

@@ -20,8 +20,8 @@ from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
-from gradscope.errors import ModelError
-from gradscope.frameworks.torch.conversion import mapped, tensors_in
+from gradscope.errors import ModelError, UsageError
+from gradscope.frameworks.torch.conversion import mapped, numbers_in, tensors_in
 from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
@@ -49,8 +49,8 @@ def capture(
         module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run. One that
             `torch.compile` made runs as it was written, without its compiled code, under the names of that.
         loss_fn: Takes the module's output and returns the loss, a real scalar.
-        inputs: The inputs: a tensor, a tuple of positional or a mapping of named arguments. Those of inexact dtype get
-            gradients.
+        inputs: The inputs: a tensor, a tuple of positional or a mapping of named arguments. Tensors of inexact dtype
+            get gradients; numbers and arrays of NumPy are written without one.
         path: The file to write; None to keep the dump in memory.
         force: Whether a file that exists at the path may be replaced.
         updates: Whether the buffers that the run changes, such as running statistics, are written as they are after it,
@@ -61,11 +61,12 @@ def capture(
         The dump.
 
     Raises:
-        UsageError: The path cannot be used, or a tensor's dtype cannot be stored.
+        UsageError: The path cannot be used, a tensor's dtype cannot be stored, or an argument is of another kind.
         ModelError: The loss is not a real scalar that depends on a parameter or an input; or a parameter or a buffer
             has no values, as those of a lazy module that has not run yet, or on the device meta.
         MachineError: The disk is full or fails.
     """
+    _require_kinds(module, loss_fn)
     if path is None:
         memory = MemoryWriter()
         return Dump(memory.dump(_run(module, loss_fn, inputs, memory, updates=updates)))
@@ -121,6 +122,19 @@ def _run(
     return sink.commit(
         RunFacts(layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts)
     )
+
+
+def _require_kinds(module: Any, loss_fn: Any) -> None:
+    if not isinstance(module, nn.Module):
+        made = isinstance(module, type) and issubclass(module, nn.Module)
+        hint = f"make one: {module.__name__}(...)" if made else "capture takes the module, the loss, and the inputs"
+        what = "a class" if isinstance(module, type) else f"of type {type(module).__name__}"
+        raise UsageError(f"module must be a torch.nn.Module, and is {what}", hint=hint)
+    if not callable(loss_fn):
+        raise UsageError(
+            f"loss_fn must be a function of the module's output, and is of type {type(loss_fn).__name__}",
+            hint="capture takes the module, the loss, and the inputs",
+        )
 
 
 def _require_data(module: nn.Module) -> None:
@@ -209,6 +223,8 @@ def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
     copies = {name: mapped(module_inputs, value) for name, value in arguments.items()}
     for path, tensor in tensors_in(copies):
         values.add(naming.INPUT, "/".join(path), tensor, SiteFacts(index=0))
+    for path, number in numbers_in(arguments):
+        values.write_absent(values.add_leaf(naming.INPUT, "/".join(path), number, SiteFacts(index=0)), frozen=True)
     return _Inputs(args=() if named else tuple(copies.values()), kwargs=copies if named else {}, leaves=leaves)
 
 

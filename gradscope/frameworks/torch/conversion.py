@@ -17,6 +17,11 @@ from gradscope.errors import UsageError
 #: Integers of the same width, by which elements are copied whose dtype NumPy does not have.
 _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
 
+#: The dtypes of NumPy's arrays and numbers that are written as inputs.
+_OF_NUMPY: Final = frozenset(
+    {"float16", "float32", "float64", "complex64", "complex128", "int8", "int16", "int32", "int64", "uint8", "bool"}
+)
+
 
 def dtype_name(tensor: Tensor) -> str:
     """Returns the logical dtype's name, which is the same in PyTorch and gradscope."""
@@ -60,10 +65,27 @@ def is_transformed(tensor: Tensor) -> bool:
 
 def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Yields every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
-    if isinstance(value, Tensor):
+    yield from ((at, leaf) for at, leaf in _leaves(value, path) if isinstance(leaf, Tensor))
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields what is in nested containers and none itself, with the path that leads to it."""
+    if not _is_container(value):
         yield path, value
     for name, child in _children(value):
-        yield from tensors_in(child, (*path, name))
+        yield from _leaves(child, (*path, name))
+
+
+def numbers_in(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yields what nested inputs have as numbers of Python and as arrays of NumPy, as tensors, with their paths.
+
+    Integers and booleans of Python are most often switches and sizes, and none of them.
+    """
+    for path, leaf in _leaves(value):
+        if isinstance(leaf, float | complex):
+            yield path, torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
+        elif isinstance(leaf, np.ndarray | np.generic) and cast("Any", leaf).dtype.name in _OF_NUMPY:
+            yield path, torch.from_numpy(np.array(leaf))
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -98,6 +120,10 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(at), child) for at, child in enumerate(cast("list[Any]", value)))
     elif _is_dataclass_instance(value):
         yield from ((field.name, getattr(value, field.name)) for field in fields(value) if hasattr(value, field.name))
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) or _is_dataclass_instance(value)
 
 
 def _is_dataclass_instance(value: Any) -> bool:

@@ -190,7 +190,7 @@ class Values:
     def write_absent(self, value: Value, *, frozen: bool = False) -> None:
         """Writes that there is no gradient with respect to a value, and why."""
         differentiable = is_floating(value.dtype) or is_complex(value.dtype)
-        reason: Reason = "frozen" if frozen else "disconnected" if differentiable else "non-differentiable"
+        reason: Reason = "non-differentiable" if not differentiable else "frozen" if frozen else "disconnected"
         family = _gradient_family(value)
         for name in value.names:
             self.sink.add(value.record(family, name, absent=reason))

@@ -113,3 +113,33 @@ class _Rows(nn.Module):
 def test_a_nested_tensor_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="a nested tensor cannot be stored"):
         capture(_Nesting(), torch.sum, torch.randn(4, 3))
+
+
+class _Scaled(nn.Module):
+    def forward(self, x: Tensor, scale: float, shift: Any, *, flip: bool = False) -> Tensor:
+        return (x.flip(0) if flip else x) * scale + torch.as_tensor(shift)
+
+
+def test_numbers_that_are_no_tensors_are_inputs_without_a_gradient() -> None:
+    x, shift = torch.randn(3), np.arange(3, dtype=np.float32)
+    dump = capture(_Scaled(), lambda y: (y**2).sum(), {"x": x, "scale": 2.0, "shift": shift, "flip": True})
+    assert dump["input/scale"] == 2.0
+    np.testing.assert_array_equal(dump["input/shift"], shift)
+    absent = {line.name: line.reason for line in dump.manifest.ledger.missing if line.family == "input_grad"}
+    assert absent == {"scale": "frozen", "shift": "frozen"}
+    flipped = x.flip(0).requires_grad_()
+    (gradient,) = torch.autograd.grad(((flipped * 2.0 + torch.as_tensor(shift)) ** 2).sum(), [flipped])
+    np.testing.assert_array_equal(dump["input_grad/x"], gradient.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("module", "loss_fn", "words"),
+    [
+        (_Scaled, torch.sum, "module must be a torch.nn.Module, and is a class"),
+        (torch.sum, _Scaled(), "module must be a torch.nn.Module, and is of type builtin_function_or_method"),
+        (_Scaled(), torch.ones(3), "loss_fn must be a function of the module's output, and is of type Tensor"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(module: Any, loss_fn: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        capture(module, loss_fn, torch.ones(3))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
-from gradscope.dump.manifest.operation_facts import Origin
+from gradscope.dump.manifest.operation_facts import OF_GIVEN_VALUES, Origin
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import (
@@ -261,6 +261,14 @@ def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> No
         rule="nonfinite", name="early", family="activation", why="made the first Inf: log of 0",
         source="net.py:7", iteration=(), tensors=4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["input", "param", "state"])
+def test_what_a_run_is_given_is_not_repaired_where_it_is_used(family: str) -> None:
+    entries = (entry(f"{family}/w", [np.nan, 1.0], 1), entry("activation/a", [[np.nan]], 2))
+    (only,) = find(Manifest(entries=(*entries, entry("param_grad/w", [np.nan], 3))))
+    assert only.why.endswith("it was not finite before anything was computed")
+    assert only.repair == OF_GIVEN_VALUES
 
 
 @pytest.mark.parametrize(("value", "is_origin"), [(np.nan, True), (np.inf, False)])

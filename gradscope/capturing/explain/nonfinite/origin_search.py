@@ -38,7 +38,7 @@ from gradscope.capturing.explain.nonfinite.failures import (
 from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
 from gradscope.capturing.explain.nonfinite.replay import Replay
-from gradscope.dump.manifest.operation_facts import Origin
+from gradscope.dump.manifest.operation_facts import OF_GIVEN_VALUES, Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.source_lines import source_of
@@ -281,7 +281,7 @@ class _Search:
             direction="forward",
             name=naming.key_of(leaf.family, leaf.name),
             why=f"{counted} before anything is computed{element(index)}",
-            repair="look at where it comes from: the data, the checkpoint, the step before",
+            repair=OF_GIVEN_VALUES,
             index=index,
         )
 

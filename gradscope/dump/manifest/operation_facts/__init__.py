@@ -18,6 +18,7 @@ from __future__ import annotations
 from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast as BatchBroadcast
 from gradscope.dump.manifest.operation_facts.clip_limits import Clip as Clip
 from gradscope.dump.manifest.operation_facts.collective import Collective as Collective
+from gradscope.dump.manifest.operation_facts.origin import OF_GIVEN_VALUES as OF_GIVEN_VALUES
 from gradscope.dump.manifest.operation_facts.origin import Origin as Origin
 from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds as OutOfBounds
 from gradscope.dump.manifest.operation_facts.random_mask import RandomMask as RandomMask

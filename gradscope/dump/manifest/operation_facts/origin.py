@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from gradscope.naming import IterationIndex
+
+#: The repair where what a run is given is not finite: an input, a parameter, a state.
+OF_GIVEN_VALUES: Final = "look at where it comes from: the data, the checkpoint, the step before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

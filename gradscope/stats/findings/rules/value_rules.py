@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.manifest.operation_facts import Origin
+from gradscope.dump.manifest.operation_facts import OF_GIVEN_VALUES, Origin
 from gradscope.stats.findings.rule_evidence import (
     DEEPEST,
     Finding,
@@ -26,7 +26,8 @@ from gradscope.stats.findings.rule_evidence import (
 _LARGEST: Final = {"float16": 65504.0}
 _NARROW: Final = re.compile(r"the largest (float16|float8\w*)")
 _SMALL: Final = ("float16", "float8")
-_FORWARD: Final = (naming.ACTIVATION, naming.INPUT, naming.PARAM, naming.STATE)
+_GIVEN: Final = (naming.INPUT, naming.PARAM, naming.STATE)
+_FORWARD: Final = (naming.ACTIVATION, *_GIVEN)
 #: Primitives that write an infinity of the user's, as a mask does.
 _FILLS: Final = frozenset({"select_n", "scatter", "broadcast_in_dim", "pad", "concatenate", "dynamic_update_slice"})
 #: The part of the largest number at which a type is about to overflow.
@@ -61,7 +62,9 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(evidence, origins, first)):
         yield from origins
     else:
-        yield suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
+        found = suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
+        repair = OF_GIVEN_VALUES if first.family in _GIVEN else ""
+        yield replace(found, finding=replace(found.finding, repair=repair))
 
 
 def _of_loss(evidence: RuleEvidence, broken: Sequence[Entry]) -> Iterator[Suspect]:
@@ -91,7 +94,7 @@ def _birth(first: Entry) -> str:
     """Returns what is first not finite in a run: a value, with the operation that made it, or a gradient."""
     if naming.is_gradient(first.family):
         return "it is the first gradient that is not finite"
-    if first.family != naming.ACTIVATION:
+    if first.family in _GIVEN:
         return "it was not finite before anything was computed"
     made = "" if first.site.primitive is None else f", the result of {first.site.primitive}"
     return f"it is the first captured value that is not finite{made}"
