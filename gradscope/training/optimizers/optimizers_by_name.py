@@ -60,6 +60,11 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
     make = _named(expression, _optimizers(), "optimizer")
     if learning_rate is not None:
         expression = _with_learning_rate(expression, make, parse_schedule(learning_rate))
+    elif _lacks_learning_rate(expression, make):
+        raise UsageError(
+            f"{text!r} has no learning rate",
+            hint=f"state one, as in '{expression.name}(0.1)', or beside it, as --learning-rate does",
+        )
     arguments = _finite(expression, expression.bound(make, _schedule_or_optimizer))
     made = expression.called(make, arguments)
     if not isinstance(made, optax.GradientTransformation):
@@ -109,6 +114,15 @@ def parse_clip(text: str) -> optax.GradientTransformation:
 _CLIPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"value": clip.value, "norm": clip.norm, "average_norm": clip.average_norm, "global_norm": clip.global_norm}
 )
+
+
+def _lacks_learning_rate(expression: Expression, make: Callable[..., Any]) -> bool:
+    """Returns whether all that an expression lacks to make an optimizer is a learning rate."""
+    parameters = inspect.signature(make).parameters
+    rate = parameters.get("learning_rate")
+    is_needed = rate is not None and rate.default is inspect.Parameter.empty
+    is_stated = bool(expression.positional) or "learning_rate" in expression.keyword
+    return is_needed and not is_stated and expression.keyword.keys() <= parameters.keys()
 
 
 def _with_learning_rate(expression: Expression, make: Callable[..., Any], rate: float | Schedule) -> Expression:

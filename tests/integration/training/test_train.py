@@ -325,10 +325,11 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     ("arguments", "status", "message"),
     [
         (("--optimizer", "adm(0.1)"), 2, "there is no optimizer called 'adm'"),
-        (("--optimizer", "adam()"), 2, "missing a required argument: 'learning_rate'"),
+        (("--optimizer", "adam()"), 2, "state one, as in 'adam(0.1)', or beside it, as --learning-rate does"),
         (("--optimizer", "adam", "--learning-rate", "exponential_decy(1, 2, 3)"), 2, "no schedule called"),
         (("--optimizer", "adam(0.1)", "--learning-rate", "0.1"), 2, "'adam(0.1)' has a learning rate, and another is"),
         (("--optimizer", "polyak_sgd", "--learning-rate", "0.1"), 2, "polyak_sgd takes no learning rate"),
+        (("--optimizer", "sgd(momentun=0.9)"), 2, "did you mean momentum?"),
         (("--learning-rate", "0.1"), 2, "--learning-rate goes to --optimizer"),
         (("--clip", "norm(0)"), 2, "clipping by norm needs a limit above 0"),
         (("--multiply", "head/*"), 2, "is not PATTERN=FACTOR"),
