@@ -108,7 +108,7 @@ def _of_two_kinds(differences: Sequence[Mapping[str, Json]], screen: Screen) -> 
     names = ", ".join(_label(str(each["field"])) for each in both if each not in shown)
     alone = len(differences) - len(both)
     counts = f"{alone} that only one of the two states" if alone else ""
-    text = f"{'; '.join(filter(None, [names, counts]))} (--verbose shows them)"
+    text = f"{'; '.join(filter(None, [names, counts]))} (compare --verbose shows them)"
     return (*_changes(shown, (), room, screen, verbose=False), Note(label=_OTHERS, text=text))
 
 
@@ -130,7 +130,7 @@ def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -
 
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:
     if fields:
-        yield Note(label=_HASHES, text=f"{', '.join(map(_label, fields))} (--verbose shows them)")
+        yield Note(label=_HASHES, text=f"{', '.join(map(_label, fields))} (compare --verbose shows them)")
 
 
 def _unknown(differences: Sequence[Mapping[str, Json]], stating: Sequence[str]) -> dict[str, list[str]]:
@@ -152,7 +152,7 @@ def _unstated(unknown: Mapping[str, Sequence[str]]) -> Iterator[Note]:
     named = {side: dict.fromkeys(_label(field).partition(".")[0] for field in each) for side, each in unknown.items()}
     clauses = [f"of the {_SIDE_NAMES[side]} {', '.join(each)}" for side, each in named.items() if each]
     if clauses:
-        yield Note(label=_UNSTATED, text=f"{'; '.join(clauses)} (--verbose shows them)")
+        yield Note(label=_UNSTATED, text=f"{'; '.join(clauses)} (compare --verbose shows them)")
 
 
 def _label(field: str) -> str:

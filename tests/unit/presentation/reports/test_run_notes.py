@@ -16,7 +16,7 @@ def test_a_file_of_a_run_is_called_by_what_it_is(verbose: bool) -> None:
     differences = [{"field": name, "ref": ref[name], "cand": cand[name]} for name in ref]
     notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=verbose)}
     files = {"model file": f"{'1' * 64} -> {'2' * 64}", "data file": f"{'1' * 64} -> {'2' * 64}"}
-    hashes = {"hashes": "model file, data file (--verbose shows them)"}
+    hashes = {"hashes": "model file, data file (compare --verbose shows them)"}
     assert notes == {"option --seed": "1 -> 2", **(files if verbose else hashes)}
 
 
@@ -35,7 +35,7 @@ def test_what_one_run_does_not_state_is_one_line(verbose: bool) -> None:
     else:
         assert notes == {
             "backend": "torch cpu -> cpu", "argv": "gradscope -> gradscope dump", "train": "(not given) -> 1",
-            "unknown": "of the reference versions, x64; of the candidate training (--verbose shows them)",
+            "unknown": "of the reference versions, x64; of the candidate training (compare --verbose shows them)",
         }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_of_a_capture_of_another_program_what_both_state_is_shown() -> None:
         {"field": "training", "ref": "true"},
     ]
     notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=False)}
-    others = "model, argv, batch_sha256; 3 that only one of the two states (--verbose shows them)"
+    others = "model, argv, batch_sha256; 3 that only one of the two states (compare --verbose shows them)"
     assert notes == {"backend": "torch cpu -> cpu", "others": others}
     shown = [each.label for each in provenance_notes(differences, PIPE, verbose=True)]
     assert shown == ["backend", "model", "argv", "batch_sha256", "versions.jax", "data", "training"]
