@@ -43,8 +43,8 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import in_need_of_no_tolerance
 from gradscope.comparison.judging.unpaired.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand
-from gradscope.comparison.metrics.example_errors import example_error
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples.example_errors import example_error
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.passes import counterparts, names_in

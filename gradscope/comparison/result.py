@@ -18,7 +18,7 @@ from gradscope.comparison.diagnosis.likely.different_batches import DifferentBat
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.json_text import with_nonfinite_strings
 from gradscope.dump.record import Json

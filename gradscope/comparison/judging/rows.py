@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import MatchedBy
 from gradscope.dump.record import Json
 from gradscope.naming import key_of

@@ -6,8 +6,8 @@ The primary metric is `rel_l2 = l2(b - a) / l2(a)`, with the reference `a` and t
   `norm_ratio`, `sqnr_db`), `elementwise` (`max_abs`, `max_rel`, `mismatch`, `sign_flip`) and `ulps`. `metrics` has them
   by the names of their columns.
 - `bounds` gives a lower bound of `rel_l2` from statistics, where a dump has no elements.
-- `example_errors` and `example_spread` are about per-example gradients: how much of their error is *random*, different
-  in each example, and how much is *bias*, the same in all. Both are measured in units of the batch's own *spread*.
+- `fills` finds what a mask writes in the place of values, which the metrics leave out.
+- `examples` is about per-example gradients: how much of their error is *random*, and how much is *bias*.
 - `evidence` combines these: `PairEvidence` stores the metrics of a pair, or why it cannot be compared. Its *needed* is
   the smallest tolerance on `rel_l2` that would pass.
 - `threads` compares several pairs at a time.

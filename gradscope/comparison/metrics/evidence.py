@@ -19,8 +19,9 @@ from gradscope.arrays.widening import real_values
 from gradscope.comparison.layout.operands import Operand
 from gradscope.comparison.metrics.block_pairs import block_pairs, pairs_of_few, unequal_pairs
 from gradscope.comparison.metrics.bounds import Bound, hashes_agree, least_rel_l2
-from gradscope.comparison.metrics.example_errors import example_error
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples.example_errors import example_error
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
+from gradscope.comparison.metrics.fills import Fills, fills_of
 from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.metrics.metrics import Metrics
 from gradscope.comparison.precision import comparable, scale_of
@@ -118,6 +119,9 @@ def _from_values(ref: Operand, cand: Operand, one: Entry, other: Entry, closenes
     if pairs is None and not example_axes(one.family):
         return _of_equal(scale.kind)
     metrics = Metrics(kind=scale.kind) if pairs is None else measure(pairs, scale)
+    fills = fills_of(ref, cand) if metrics.needed else None
+    if fills is not None:
+        metrics = measure(block_pairs(ref.chunks(), cand.chunks()), scale, fills)
     examples = _examples(ref, cand, equal=metrics.bit_equal)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
     conflicts = metrics.nonfinite_mismatch
@@ -129,10 +133,20 @@ def _from_values(ref: Operand, cand: Operand, one: Entry, other: Entry, closenes
         },
         needed=metrics.needed,
         bit_equal=metrics.bit_equal,
-        why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
+        why=_remark(conflicts, fills),
         examples=examples,
         distance=None if conflicts else metrics.alignment.distance,
     )
+
+
+def _remark(conflicts: int, fills: Fills | None) -> str:
+    """Returns what the norms do not show: positions of which they are not, and two fills; "" for nothing."""
+    if conflicts:
+        how = "finite on one side only, or not finite in two ways" if fills is None else "masked on one side only"
+        return f"{counted(conflicts, 'position')} {how}"
+    if fills is None or fills.ref == fills.cand:
+        return ""
+    return f"a mask writes {brief(fills.ref)}, and {brief(fills.cand)} in the candidate"
 
 
 @cache  # equal tensors all have the same metrics

@@ -24,24 +24,36 @@ from gradscope.comparison.metrics.elementwise import (
     sign_flips,
     ulps_of,
 )
+from gradscope.comparison.metrics.fills import Fills
 from gradscope.comparison.metrics.metrics import Metrics
 from gradscope.comparison.metrics.rel_l2_and_cosine import alignment_of
 from gradscope.comparison.precision import Scale, saturating_cast
 
 
-def measure(pairs: Iterable[Pair], scale: Scale) -> Metrics:
+def measure(pairs: Iterable[Pair], scale: Scale, fills: Fills | None = None) -> Metrics:
     """Returns the metrics of two tensors, or of two ranges of them.
 
     Args:
         pairs: The blocks of both tensors in C order.
         scale: The precision at which the elements are compared.
+        fills: What masks write in both, which is no difference; None where they write nothing.
     """
     total = Metrics(kind=scale.kind)
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         for one, other in pairs:
             bit_equal = total.bit_equal and same_bytes(one, other)
-            total += replace(_measured_block(one, other, scale), bit_equal=bit_equal)
+            block = _measured_block(one, other, scale) if fills is None else _filled_block(one, other, scale, fills)
+            total += replace(block, bit_equal=bit_equal)
     return total
+
+
+def _filled_block(ref: Array, cand: Array, scale: Scale, fills: Fills) -> Metrics:
+    """Returns the metrics of the elements that no mask writes."""
+    one, other = real_values(ref) == fills.ref, real_values(cand) == fills.cand
+    rest = ~(one | other)
+    metrics = _at_positions(ref, cand, np.flatnonzero(rest), scale)
+    conflicts = metrics.nonfinite_mismatch + int(np.count_nonzero(one != other))
+    return replace(metrics, nonfinite_mismatch=conflicts, masked=int(np.count_nonzero(one & other)))
 
 
 def _measured_block(ref: Array, cand: Array, scale: Scale) -> Metrics:
@@ -90,12 +102,16 @@ def _partly_finite_block(ref: Array, cand: Array, finite: Array, scale: Scale) -
     other = _elements(_widened(cand[broken], BlockBuffer.CAND), scale)
     agreeing = (np.isnan(one) & np.isnan(other)) | (one == other)
     conflicts = int(np.count_nonzero(~agreeing))
-    positions = np.flatnonzero(finite)
+    return replace(_at_positions(ref, cand, np.flatnonzero(finite), scale), nonfinite_mismatch=conflicts)
+
+
+def _at_positions(ref: Array, cand: Array, positions: Array, scale: Scale) -> Metrics:
+    """Returns the metrics of some elements of a block, for the size and the positions of the whole."""
     if not positions.size:
-        return Metrics(kind=scale.kind, size=ref.size, nonfinite_mismatch=conflicts)
+        return Metrics(kind=scale.kind, size=ref.size)
     rest = _measured_block(ref[positions], cand[positions], scale)
     peak = rest.elementwise.peak and replace(rest.elementwise.peak, index=int(positions[rest.elementwise.peak.index]))
-    return replace(rest, size=ref.size, nonfinite_mismatch=conflicts, elementwise=replace(rest.elementwise, peak=peak))
+    return replace(rest, size=ref.size, elementwise=replace(rest.elementwise, peak=peak))
 
 
 def _mismatches(magnitudes: Array, distances: Array, small: Array, relative: RelativeErrors, scale: Scale) -> int:

@@ -44,7 +44,8 @@ class MetricSpec:
 #: The unit of metrics that are measured in the unit of the elements.
 _ELEMENTS_OWN: Final = "that of the elements"
 
-#: Every metric that a row may have, in the order of JSON. Norms are over positions where both sides are finite.
+#: Every metric that a row may have, in the order of JSON. Norms are over positions where both sides are finite, and
+#: which no mask fills.
 METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         name="rel_l2",
@@ -105,10 +106,18 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(name="sqnr_db", sentence="signal to quantization noise, `20 log10(l2(a) / l2(d))`", unit="dB"),
     MetricSpec(
         name="nonfinite_mismatch",
-        sentence="number of positions where one side is finite and the other is not, or where the two are not finite "
-        "in different ways",
+        sentence="number of positions where one side is finite and the other is not, where the two are not finite in "
+        "different ways, or which a mask fills on one side only",
         kind="count",
         unit="elements",
+    ),
+    MetricSpec(
+        name="masked",
+        sentence="number of positions that a mask fills on both sides, with a number that all others are at least "
+        "1,000 times smaller than; the other metrics leave them out",
+        kind="count",
+        unit="elements",
+        dtypes=("float",),
     ),
     MetricSpec(name="bit_equal", sentence="whether every byte is the same", kind="flag"),
     MetricSpec(
@@ -163,8 +172,10 @@ class Metrics:
         kind: The class of the elements, see `precision.dtype_class`.
         size: Number of positions.
         nonfinite_mismatch: Number of positions where one element is not finite and the other is finite, or another
-            non-finite value. Two NaNs agree, and so do two infinities of one sign.
-        alignment: Norms and angle over the positions where both elements are finite.
+            non-finite value, or which a mask fills on one side only. Two NaNs agree, and so do two infinities of one
+            sign.
+        masked: Number of positions that a mask fills on both sides.
+        alignment: Norms and angle over the other positions where both elements are finite.
         elementwise: Elementwise errors over the same positions.
         bit_equal: Whether the bytes are the same.
     """
@@ -172,6 +183,7 @@ class Metrics:
     kind: str
     size: int = 0
     nonfinite_mismatch: int = 0
+    masked: int = 0
     alignment: Alignment = field(default_factory=Alignment)
     elementwise: ElementwiseErrors = field(default_factory=ElementwiseErrors)
     bit_equal: bool = True
@@ -181,6 +193,7 @@ class Metrics:
             kind=self.kind,
             size=self.size + other.size,
             nonfinite_mismatch=self.nonfinite_mismatch + other.nonfinite_mismatch,
+            masked=self.masked + other.masked,
             alignment=self.alignment + other.alignment,
             elementwise=self.elementwise + other.elementwise.shifted(self.size),
             bit_equal=self.bit_equal and other.bit_equal,
@@ -216,6 +229,7 @@ class Metrics:
             "sign_flip": relative.flipped / relative.large if relative.large else 0.0,
             "sqnr_db": self.alignment.sqnr_db,
             "nonfinite_mismatch": self.nonfinite_mismatch,
+            "masked": self.masked,
             "bit_equal": self.bit_equal,
         }
         return {name: value for name, value in found.items() if not _DTYPES[name] or self.kind in _DTYPES[name]}

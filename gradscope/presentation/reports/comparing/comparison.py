@@ -19,7 +19,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison import Comparison, ComparisonRow
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes, fitted

@@ -53,6 +53,7 @@ COLUMNS: Final = (
     _metric("floor", 6),
     _metric("sqnr_db", 9),
     _metric("nonfinite_mismatch", 1, only_nonzero=True),
+    _metric("masked", 9, only_nonzero=True),
     _metric("bit_equal", 9),
     column("matched_by", 4, "text"),
     column("counterpart", 1, "text"),

@@ -55,6 +55,31 @@ def test_a_mask_that_a_port_makes_by_itself_is_not_missed(given: str, made: str,
     assert found.verdict == verdict, found.sentence
 
 
+def _attention(fill: float, *, scale: float = 1.0, ahead: int = 0) -> Any:
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        x = batch["x"]
+        with jax.named_scope("scores"):
+            scores = jnp.einsum("nqf,nkf->nqk", x @ weights["q"], x @ weights["k"]) * scale
+            scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool), ahead)[None], scores, fill)
+        with jax.named_scope("shares"):
+            shares = jax.nn.softmax(scores)
+        return jnp.square(shares @ x).mean()
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = {name: jax.random.normal(key, (FEATURES, FEATURES)) for name, key in zip("qk", keys, strict=False)}
+    return gs.capture(loss, weights, {"x": jax.random.normal(keys[2], (2, LENGTH, FEATURES))}, origins=False)
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e6, -jnp.inf, float(jnp.finfo("float32").min)])
+def test_a_mask_may_write_any_number_that_outweighs_all_others(fill: float) -> None:
+    reference, port = _attention(-1e9), _attention(fill)
+    for found in (gs.compare(reference, port), gs.compare(port, reference)):
+        assert found.verdict == "same", found.sentence
+    for other in (_attention(fill, scale=2.5), _attention(fill, scale=1.01), _attention(fill, ahead=1)):
+        found = gs.compare(reference, other)
+        assert found.sentence.startswith("Forward first differs at `scores`")
+
+
 class _Padded(_Attention):
     def forward(self, x: Tensor, kept: Tensor) -> Tensor:
         return super().forward(x, (1 - kept[:, None]).float() * -10000.0)

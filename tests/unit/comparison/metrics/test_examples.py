@@ -14,8 +14,8 @@ import pytest
 
 from gradscope.comparison import CompareOptions, Comparison, ToleranceRule, compare
 from gradscope.comparison.layout.recipe_steps import Transpose
-from gradscope.comparison.metrics import example_errors as examplemeasuring
-from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.examples import example_errors as examplemeasuring
+from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.dump.reader import open_dump
 from gradscope.dump.sources.memory_dump import MemoryDump

@@ -21,7 +21,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at
 from gradscope.comparison.diagnosis.refuting.apart.functions_read import function_read
-from gradscope.comparison.diagnosis.refuting.apart.pair_values import with_gradients
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill, with_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import printable, split_key
 from gradscope.naming.wording import brief
@@ -122,7 +122,7 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
 def _functions(ref: Array, cand: Array, tolerance: float) -> Iterator[tuple[FunctionBetween, float]]:
     """Yields the functions that one value may be of the other, each with the norm of the difference."""
     for of_ref, argument, value in ((False, cand, ref), (True, ref, cand)):
-        limit = tolerance * float(np.linalg.norm(value))
+        limit = tolerance * norm_beside_fill(value)
         for name, function in ELEMENTWISE.items():
             for offset in _offsets(function, argument, value, limit):
                 shifted = partial(_shifted, function, offset)

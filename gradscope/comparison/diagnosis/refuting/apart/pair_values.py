@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.metrics.fills import fill_of
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import coarser, machine_epsilon
 from gradscope.naming import gradient_key
@@ -39,7 +40,13 @@ def is_noticed(dumps: Dumps, match: Match, products: Array, axes: tuple[int, ...
 
 def is_close(found: Array, expected: Array, tolerance: float) -> bool:
     """Returns whether a tensor is the expected one, but for a relative error."""
-    return bool(np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected))
+    return bool(np.linalg.norm(found - expected) <= tolerance * norm_beside_fill(expected))
+
+
+def norm_beside_fill(array: Array) -> float:
+    """Returns the norm of the elements that no mask writes, of all where none does."""
+    fill = fill_of([array.reshape(-1)]) if array.dtype.kind == "f" else None
+    return float(np.linalg.norm(array if fill is None else array[array != fill]))
 
 
 def carries_difference(dumps: Dumps, match: Match, reader: Match) -> bool:

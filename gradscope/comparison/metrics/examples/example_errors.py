@@ -21,7 +21,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import real_values
 from gradscope.comparison.layout.operands import Operand
-from gradscope.comparison.metrics.example_spread import GROUPS, ExampleError
+from gradscope.comparison.metrics.examples.example_spread import GROUPS, ExampleError
 from gradscope.comparison.precision import dtype_class
 
 #: The most elements of a parameter that are processed at a time, and the most elements of several examples together.
