@@ -41,6 +41,9 @@ from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
 
+#: The tolerance above which an error within it is rounding, as in float16 and bfloat16: it may look like any form.
+_COARSE: Final = 2e-3
+
 #: The most values of which one may be added to a function of another.
 _MOST_TERMS: Final = 3
 
@@ -239,7 +242,8 @@ def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
 
 def _may_be_other_form(row: ComparisonRow) -> bool:
     """Returns whether a value has an error that its layer makes, which nothing explains and rounding alone does not."""
-    own = row.status == "same" or (row.status == "different" and makes_error(row) and not row.likely)
+    is_fine = row.status == "same" and (row.tolerance or 0.0) <= _COARSE
+    own = is_fine or (row.status == "different" and makes_error(row) and not row.likely)
     return own and as_float(row.metrics.get("rel_l2", 0.0)) > _LEAST and row.needed != 0.0
 
 
