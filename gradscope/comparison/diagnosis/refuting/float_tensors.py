@@ -10,13 +10,16 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.precision import dtype_class
+from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, INPUT, key_of, split_key
 
 #: The largest number of elements of a tensor that is read.
 _MOST_ELEMENTS: Final = 1 << 24
+
+#: How many roundings of its dtype a product has that is computed again: factors are rounded, too, and not stored so.
+_ROUNDINGS: Final = 2
 
 
 class FloatTensors:
@@ -49,6 +52,15 @@ class FloatTensors:
         arrays = [self.tensor(key) for key in recipe.keys]
         known = [each for each in arrays if each is not None]
         return recipe.made_of(known) if len(known) == len(arrays) else None
+
+    def rounding(self, key: str, least: float) -> float:
+        """Returns the relative error that the dtype of a tensor leaves in what is computed of it again.
+
+        Args:
+            key: The tensor's key.
+            least: The error in float32, and in finer dtypes.
+        """
+        return max(least, _ROUNDINGS * machine_epsilon(self._source.entry(self._source.resolve(key)).dtype))
 
     def of_size(self, keys: Iterable[str], size: int) -> Iterator[Array]:
         """Yields those of some tensors that have a number of elements, each read when it is requested.

@@ -22,7 +22,7 @@ from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 #: The most elements of a value that functions of it are tried of.
 _MOST_ELEMENTS: Final = 1 << 17
 
-#: The relative error of a product that is computed again.
+#: The relative error of a product that is computed again, in float32.
 _ROUNDING: Final = 1e-4
 
 
@@ -41,8 +41,9 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str, functions: Iterabl
     if len(parts) < len(outputs) or not params or not alike:
         return False
     value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
+    rounding = tensors.rounding(key, _ROUNDING)
     return kernel.ndim > 1 and any(
-        _is_product_of(function(read), turned, biases, value)
+        _is_product_of(function(read), turned, biases, value, rounding)
         for read in tensors.read_by(layer)
         for function in functions
         for matrix in matrices(kernel.shape)
@@ -50,23 +51,26 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str, functions: Iterabl
     )
 
 
-def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
+def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array, rounding: float) -> bool:
     outputs = kernel.shape[1]
     if value.size % outputs or any(bias.size != outputs for bias in biases):
         return False
     expected = value.reshape(-1, outputs) - sum((bias.reshape(-1) for bias in biases), start=np.zeros(outputs))
-    limit = _ROUNDING * np.linalg.norm(value)
-    rows = (each for axis in range(read.ndim) for each in _rows(np.moveaxis(read, axis, -1), kernel, expected))
+    limit = rounding * np.linalg.norm(value)
+    rows = (
+        each for axis in range(read.ndim) for each in _rows(np.moveaxis(read, axis, -1), kernel, expected, rounding)
+    )
     return any(np.linalg.norm(each @ kernel - expected) <= limit for each in rows)
 
 
-def _rows(read: Array, kernel: Array, expected: Array) -> Iterator[Array]:
+def _rows(read: Array, kernel: Array, expected: Array, rounding: float) -> Iterator[Array]:
     """Yields what a layer may read of a value: all features, or those that stand together and fit the first row.
 
     Args:
         read: The value, its features last.
         kernel: The kernel.
         expected: The rows of the product.
+        rounding: The relative error of the product.
     """
     inputs = kernel.shape[0]
     if read.shape[-1] < inputs or read.size // read.shape[-1] != len(expected):
@@ -76,7 +80,7 @@ def _rows(read: Array, kernel: Array, expected: Array) -> Iterator[Array]:
     rows = read.reshape(len(expected), -1)
     # A layer may read a part of the features, as a coupling does: the rows of the others are those of no product.
     first = np.lib.stride_tricks.sliding_window_view(rows[0], inputs) @ kernel - expected[0]
-    limit = 10 * _ROUNDING * (np.linalg.norm(expected[0]) + np.linalg.norm(rows[0]) * np.linalg.norm(kernel))
+    limit = 10 * rounding * (np.linalg.norm(expected[0]) + np.linalg.norm(rows[0]) * np.linalg.norm(kernel))
     for start in np.flatnonzero(np.linalg.norm(first, axis=-1) <= limit):
         yield rows[:, start : start + inputs]
 

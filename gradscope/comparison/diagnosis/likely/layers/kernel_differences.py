@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.clauses import OF_KERNEL
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import ROUNDING, KernelUse, Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
 from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
 from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
@@ -78,8 +78,9 @@ class KernelDifferences:
         shapes = {one.shape[1:] for one, _ in arguments.values()}
         tables = dict(self._named(each for each in kernels if self._shape(each) in shapes))  # as of positions
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
+            roundings = self._ref.rounding(match.ref, ROUNDING), self._cand.rounding(match.cand, ROUNDING)
             for kernel, reads in itertools.product(kernels, read_values(arguments | tables, self._steps(match, read))):
-                words = self._of_kernel(kernel, own, vectors, _Layers(reads, values, self._work))
+                words = self._of_kernel(kernel, own, vectors, _Layers(reads, values, self._work, roundings))
                 if words is not None or self._work.left < 0:
                     return words or ""
             return self._of_scaled(arguments, kernels, own, vectors, values)
@@ -180,16 +181,19 @@ class _Layers(NamedTuple):
         reads: What they multiply, and what the candidate's may in its place.
         values: What they compute.
         work: What is left to do.
+        roundings: The relative errors of what they compute.
     """
 
     reads: Sequence[ReadValue]
     values: _Both
     work: Work
+    roundings: tuple[float, float] = (ROUNDING, ROUNDING)
 
     def own(self, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
         """Returns the use of a kernel by the layer of the reference; None for no use."""
         vectors = [each[0] for each in biases]
-        return next(kernel_uses(self.reads[0].own, kernel, self.values[0], vectors, work=self.work), None)
+        read, value = self.reads[0].own, self.values[0]
+        return next(kernel_uses(read, kernel, value, vectors, work=self.work, rounding=self.roundings[0]), None)
 
     def nearest(
         self,
@@ -203,7 +207,9 @@ class _Layers(NamedTuple):
         """Returns the use of a kernel by the candidate's layer that is nearest to another one; None for no use."""
         value = (read or self.reads[0]).other
         vectors = [each[1] for each in biases]
-        found = kernel_uses(value, kernel, self.values[1], vectors, places=places, work=self.work)
+        found = kernel_uses(
+            value, kernel, self.values[1], vectors, places=places, work=self.work, rounding=self.roundings[1]
+        )
         return min(found, key=use.distance, default=None)
 
 

@@ -31,8 +31,9 @@ _MOST_PLACES: Final = 1 << 10
 #: The largest number of products of several searches: they take a few seconds.
 _MOST_WORK: Final = 1 << 29
 
-#: The relative error up to which elements are those of a use: two forms of a GELU are no farther apart than 1e-4.
-_ROUNDING: Final = 1e-5
+#: The relative error up to which elements of float32 are those of a use: two forms of a GELU are no farther apart than
+#: 1e-4.
+ROUNDING: Final = 1e-5
 
 #: The dilations that are tried, and the widest window before whose edge it may begin anywhere.
 _DILATIONS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
@@ -95,6 +96,7 @@ def kernel_uses(
     *,
     places: Sequence[Places] | None = None,
     work: Work | None = None,
+    rounding: float = ROUNDING,
 ) -> Iterator[KernelUse]:
     """Yields the uses of a kernel that make a value.
 
@@ -105,10 +107,11 @@ def kernel_uses(
         biases: What it may add, each with an element for each output.
         places: Where the taps may lie; None for anywhere.
         work: What this and other searches may take together; None for a search alone.
+        rounding: The relative error up to which elements are those of a use.
     """
     work = work or Work()
     for form in layer_forms(read, kernel, value):
-        yield from KernelSearch(form, biases).uses(places, work)
+        yield from KernelSearch(form, biases, rounding).uses(places, work)
 
 
 class LayerForm(NamedTuple):
@@ -163,13 +166,14 @@ class KernelSearch:
     Args:
         form: The form.
         biases: What the layer may add.
+        rounding: The relative error up to which elements are those of a use.
 
     Attributes:
         biases: What of that has an element for each output, by its position.
     """
 
-    def __init__(self, form: LayerForm, biases: Sequence[Array]) -> None:
-        self._form, outputs = form, form.kernel.shape[-1]
+    def __init__(self, form: LayerForm, biases: Sequence[Array], rounding: float = ROUNDING) -> None:
+        self._form, self._rounding, outputs = form, rounding, form.kernel.shape[-1]
         flips = range(form.kernel.ndim - 1)
         self._flips = [each for count in flips for each in itertools.combinations(range(form.kernel.ndim - 2), count)]
         self.biases = {at: each.reshape(-1) for at, each in enumerate(biases) if each.size == outputs}
@@ -224,7 +228,7 @@ class KernelSearch:
     def _fitting(self, elements: tuple[Array, ...], places: Sequence[Places], padding: Padding) -> Iterator[KernelUse]:
         """Yields the uses with taps at some places that make some elements of the value."""
         form, expected = self._form, self._form.value[elements]
-        limit = _ROUNDING * float(np.linalg.norm(expected))
+        limit = self._rounding * float(np.linalg.norm(expected))
         if not places or not limit > 0:
             return
         sampled = SampledProducts(form.read, elements, form.kernel.shape[-1])
