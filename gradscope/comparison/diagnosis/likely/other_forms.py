@@ -41,9 +41,6 @@ from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
 
-#: The tolerance above which an error within it is rounding, as in float16 and bfloat16: it may look like any form.
-_COARSE: Final = 2e-3
-
 #: The most values of which one may be added to a function of another.
 _MOST_TERMS: Final = 3
 
@@ -70,7 +67,9 @@ def with_other_forms(
         rows: Their rows, by the reference's keys.
     """
     values = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
-    possible = [each for each in values.values() if _may_be_other_form(rows[each.ref])]
+    # Within the tolerance of coarser types, rounding may look like any form.
+    is_fine = not any(FloatTensors(each).is_coarse for each in (dumps.ref, dumps.cand))
+    possible = [each for each in values.values() if _may_be_other_form(rows[each.ref], is_fine=is_fine)]
     if not possible:
         return {}
     of_cand = {dumps.cand.resolve(key): each for each in values.values() for key in each.recipe.keys}
@@ -240,10 +239,9 @@ def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
     return ""
 
 
-def _may_be_other_form(row: ComparisonRow) -> bool:
+def _may_be_other_form(row: ComparisonRow, *, is_fine: bool) -> bool:
     """Returns whether a value has an error that its layer makes, which nothing explains and rounding alone does not."""
-    is_fine = row.status == "same" and (row.tolerance or 0.0) <= _COARSE
-    own = is_fine or (row.status == "different" and makes_error(row) and not row.likely)
+    own = (row.status == "same" and is_fine) or (row.status == "different" and makes_error(row) and not row.likely)
     return own and as_float(row.metrics.get("rel_l2", 0.0)) > _LEAST and row.needed != 0.0
 
 

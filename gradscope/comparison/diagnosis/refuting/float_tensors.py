@@ -33,6 +33,13 @@ class FloatTensors:
         self._source = source
         self._known = frozenset(source.keys())
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether values of the dump have fewer digits than float32."""
+        values = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
+        dtypes = {each.dtype for each in values if dtype_class(each.dtype) == "float"}
+        return any(machine_epsilon(each) > machine_epsilon("float32") for each in dtypes)
+
     def tensor(self, key: str) -> Array | None:
         """Returns a tensor; None where the dump has none of that key, or none that is read."""
         if key not in self._known or not self._source.has_tensor(key):

@@ -52,7 +52,8 @@ def replaced_among(
         own = {step.key: step for step in steps if step.of_ref is of_ref}
         if layer is None or not 0 < len(own) <= _MOST_STEPS:
             continue
-        found = _replaced_step(Stretch(dumps, pairing, own, output, layer, of_ref=of_ref))
+        other, _ = outputs[not of_ref]
+        found = _replaced_step(Stretch(dumps, pairing, own, (output, other), layer, of_ref=of_ref))
         if found is not None and found.key not in own:
             return Found([], [])
         if found is not None:

@@ -19,7 +19,8 @@ from gradscope.dump.manifest.layer_graph import consequences, inverted, sources_
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, split_key
 
-#: The relative error up to which a value is reproduced, and the largest share of the difference that may be left.
+#: The relative error up to which a value of float32 is reproduced, and the largest share of the difference that may be
+#: left.
 _REPRODUCED: Final = 1e-4
 _LEFT: Final = 0.05
 
@@ -54,15 +55,25 @@ class Stretch:
         dumps: The dumps.
         pairing: Their pairing.
         steps: The keys of the steps.
-        output: The key of the first value over tolerance.
-        layer: The layer that computes that.
+        outputs: The key of the first value over tolerance, and that of its counterpart in the other program.
+        layer: The layer that computes it.
         of_ref: Whether the steps are those of the reference.
     """
 
     def __init__(
-        self, dumps: Dumps, pairing: Pairing, steps: Collection[str], output: str, layer: Layer, *, of_ref: bool
+        self,
+        dumps: Dumps,
+        pairing: Pairing,
+        steps: Collection[str],
+        outputs: tuple[str, str],
+        layer: Layer,
+        *,
+        of_ref: bool,
     ) -> None:
-        source = dumps.ref if of_ref else dumps.cand
+        output, other = outputs
+        source, others = (dumps.ref, dumps.cand) if of_ref else (dumps.cand, dumps.ref)
+        roundings = (FloatTensors(each).rounding(key, _REPRODUCED) for each, key in ((source, output), (others, other)))
+        self._reproduced = max(roundings)
         self._tensors, self._sources = FloatTensors(source), sources_of(source.manifest.layers)
         self._pairs, self._output, self._layer = RecoveredValues(dumps, pairing, of_ref=of_ref), output, layer
         self._others: dict[str, Recovered | None] = {}
@@ -130,7 +141,7 @@ class Stretch:
                 return math.inf
             found = found.reshape(step.value.shape)
             error, differs = self._error(key, step.value, found)
-            if error > _REPRODUCED:
+            if error > self._reproduced:
                 return math.inf
             largest, shown = max(largest, error), shown or differs
             if self._pair(key) is None:
