@@ -15,6 +15,7 @@ from gradscope.stats.power import Power, combined_power
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.layers.narrow_layers import NarrowLayers
 from gradscope.tracing.layers.uses import UseKey
 from gradscope.tracing.lookup.named_sources import NamedSources
 from gradscope.tracing.tracer import Trace
@@ -47,6 +48,7 @@ class LayerTree:
         self._computed_from = NamedSources(self._frames, {})
         self._stated = 0
         self._iterations: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
+        self._narrow = NarrowLayers(trace.root)
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
         """Adds one tensor."""
@@ -108,6 +110,7 @@ class LayerTree:
             inputs=tuple(self._named(inputs)),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
             sources=self._sources(call, inputs, outputs),
+            narrowest=self._narrow.dtype(call),
             rms={name: power.rms for name, power in powers.items()},
             elements={name: power.elements for name, power in powers.items()},
         )

@@ -229,7 +229,7 @@ class Metrics:
             "sign_flip": relative.flipped / relative.large if relative.large else 0.0,
             "sqnr_db": self.alignment.sqnr_db,
             "nonfinite_mismatch": self.nonfinite_mismatch,
-            "masked": self.masked,
+            **({"masked": self.masked} if self.masked else {}),
             "bit_equal": self.bit_equal,
         }
         return {name: value for name, value in found.items() if not _DTYPES[name] or self.kind in _DTYPES[name]}

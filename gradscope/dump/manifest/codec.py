@@ -157,6 +157,7 @@ _LAYER: Final[Readers] = {
     "inputs": Fields.texts,
     "outputs": Fields.texts,
     "sources": Fields.texts,
+    "narrowest": Fields.text,
     "rms": Fields.numbers,
     "elements": Fields.counted,
 }

@@ -71,6 +71,8 @@ class Layer:
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         sources: Keys of the nearest values and parameters that its outputs are computed from, where not those above.
+        narrowest: The floating-point dtype of the fewest digits in which it computes, where these are fewer than those
+            of float32; None otherwise, and where that is not known.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares of all its inputs, outputs and their gradients.
         elements: Number of those elements, by the same names; needed to merge the layers of several processes.
     """
@@ -86,6 +88,7 @@ class Layer:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    narrowest: str | None = None
     rms: Mapping[str, float] = field(default_factory=dict[str, float])
     elements: Mapping[str, int] = field(default_factory=dict[str, int])
 

@@ -5,5 +5,6 @@
 3. `root_names` finds the roots whose names are left out of those of the layers inside them.
 4. `parameter_views` finds the values that are parameters, converted or sliced.
 5. `sites` finds the sites. A *site* is a value that a layer returns or reads, and that can therefore be observed.
-6. `uses` finds the uses. A *use* is one operand at which an operation reads a value.
+6. `narrow_layers` finds the dtypes of fewer digits than float32 in which layers compute.
+7. `uses` finds the uses. A *use* is one operand at which an operation reads a value.
 """

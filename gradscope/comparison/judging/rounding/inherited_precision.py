@@ -2,10 +2,10 @@
 
 A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
 float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
-tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. An auxiliary output
-is no part of that graph. One that updates state, as a batch norm does, is computed in the layer that has the state; any
-other may be computed from any layer. What a layer does inside, between the values that the dump knows, is not seen; the
-candidate can be said to be of a dtype by hand.
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers, what a layer computes
+inside included. An auxiliary output is no part of that graph. One that updates state, as a batch norm does, is computed
+in the layer that has the state; any other may be computed from any layer. What is computed outside of all layers,
+between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Entry, Layer
-from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    EXAMPLE_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    is_gradient,
+    key_of,
+)
 from gradscope.naming.paths import without_iterations, without_occurrence
 
 _Item = TypeVar("_Item")
@@ -39,9 +49,18 @@ class InheritedPrecision:
         self._source = source
         self._at_most = at_most
         dtypes = {entry.dtype for entry in source.manifest.entries if dtype_class(entry.dtype) == "float"}
+        inside = [(layer.narrowest, layer) for layer in source.manifest.layers if layer.narrowest is not None]
+        dtypes.update(dtype for dtype, _ in inside)
         # With one dtype there is nothing to inherit: most dumps.
         self._sources: Mapping[str, Sequence[str]] = sources_of(source.manifest.layers) if len(dtypes) > 1 else {}
         self._known = frozenset(source.keys()) if self._sources else frozenset[str]()
+        #: The dtype in which the layer computes that makes a value, for it and for its gradient.
+        self._inside = {
+            self._source.resolve(key): dtype
+            for dtype, layer in inside
+            for key in (key_of(family, name) for name in layer.outputs for family in (ACTIVATION, ACTIVATION_GRAD))
+            if key in self._known
+        }
         self._found: dict[str, str] = {}
 
     def dtype(self, entry: Entry) -> str:
@@ -65,6 +84,7 @@ class InheritedPrecision:
         reached = before(self._sources, (key for key, _, _ in self._activations)) & self._known
         dtypes = [dtype for _, dtype, _ in self._activations]
         dtypes += (dtype for key in reached if dtype_class(dtype := self._source.entry(key).dtype) == "float")
+        dtypes += self._inside.values()
         found = reduce(_coarser, dtypes, "float64")
         return found if self._at_most is None else _coarser(found, self._at_most)
 
@@ -111,9 +131,10 @@ class InheritedPrecision:
                 seen.update(fresh)
                 order += fresh
             known = [self._source.entry(each) for each in order if each in self._known]
+            inside = (self._inside[each] for each in order if each in self._inside)
             # What reads only values without names may have been computed from anything before it.
             lone = all(entry.family in READ_FAMILIES for entry in known[1:])
-            dtypes = [entry.dtype for entry in known if dtype_class(entry.dtype) == "float"]
+            dtypes = [*inside, *(entry.dtype for entry in known if dtype_class(entry.dtype) == "float")]
             dtypes += self._before(known[0]) if lone and known else ()
             self._found[key] = reduce(_coarser, dtypes, "float64")
         return self._found[key]

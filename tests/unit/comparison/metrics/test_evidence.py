@@ -87,7 +87,7 @@ def test_an_element_that_a_mask_fills_on_one_side_only_is_a_conflict() -> None:
 )
 def test_other_numbers_are_no_fill(ref: Any) -> None:
     found = evidence(ref, ref * ref.dtype.type(1.5))
-    assert found.metrics["masked"] == 0
+    assert "masked" not in found.metrics
     assert found.needed == pytest.approx(0.5)
 
 

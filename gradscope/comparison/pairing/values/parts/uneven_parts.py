@@ -213,7 +213,8 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     if constant_of(holder, key) is not None:
         return None  # the parts of a constant are no evidence, and it is not read as a whole
     packed = holder.array(key)
-    tolerance = default_tolerance(PARAM, str(packed.dtype), str(packed.dtype))
+    dtype = holder.entry(key).dtype
+    tolerance = max(default_tolerance(PARAM, dtype, other.entry(single).dtype) for single in singles)
     arrays = {single: other.array(single) for single in singles}
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
