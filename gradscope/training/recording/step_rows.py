@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import jax
@@ -14,10 +15,12 @@ from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.seen import Seen
+from gradscope.history.database.schema import NARROWEST
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.statistics.core_columns import statistics_of
 from gradscope.instrument.statistics.histogram_counts import histogram_of
 from gradscope.tracing.dataflow.affine_operands import affine_operands
+from gradscope.tracing.layers.narrow_layers import NarrowLayers, narrower
 from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.compared_arrays import NO_COSINE
 from gradscope.training.recording.recorded import Recorded
@@ -65,6 +68,16 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
     """
     first, *others = [_affine(outline.watching.trace) for outline in outlines] or [frozenset[str]()]
     return first.intersection(*others)
+
+
+def narrowest_dtype(outlines: Sequence[Seen]) -> dict[str, str]:
+    """Returns the dtype of the fewest digits in which losses compute, as a fact of a run; none where float32 is that.
+
+    Args:
+        outlines: The shapes of the observations of each loss and its gradients.
+    """
+    found = [dtype for each in outlines if (dtype := NarrowLayers(each.watching.trace.root).of_all) is not None]
+    return {NARROWEST: reduce(narrower, found)} if found else {}
 
 
 def _affine(trace: Trace) -> frozenset[str]:

@@ -306,6 +306,50 @@ def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
     assert {"field": "option --clip", "ref": "norm(1)", "cand": "norm(0.9)"} in clip["provenance_differences"]
 
 
+#: A network whose layers read and return float32, and compute in another type.
+MIXED = """
+import jax, jax.numpy as jnp, numpy as np
+
+DTYPE, FACTOR = jnp.float32, 1.0
+
+def init(key):
+    draw = np.random.default_rng(0).normal
+    return {name: (draw(size=size) / 4).astype(np.float32) for name, size in {"up": (8, 32), "down": (32, 4)}.items()}
+
+def batch(key, n=16):
+    draw = np.random.default_rng(1).normal
+    return {"x": draw(size=(n, 8)).astype(np.float32), "y": draw(size=(n, 4)).astype(np.float32)}
+
+def loss(variables, batch):
+    def dense(name, x):
+        with jax.named_scope(name):
+            return (x.astype(DTYPE) @ variables[name].astype(DTYPE)).astype(jnp.float32)
+    x = FACTOR * dense("down", jax.nn.relu(dense("up", batch["x"])))
+    return jnp.square(x - batch["y"]).mean()
+"""
+
+
+def test_a_run_that_computes_in_half_precision_is_judged_as_that(tmp_path: Path) -> None:
+    narrow = MIXED.replace("DTYPE, FACTOR = jnp.float32", "DTYPE, FACTOR = jnp.bfloat16")
+    programs = {"exact": MIXED, "narrow": narrow, "wrong": narrow.replace("16, 1.0", "16, 1.2")}
+    for name, program in programs.items():
+        (tmp_path / f"{name}.py").write_text(program)
+        steps = ("--steps", "3", "--every", "1", "--optimizer", "sgd(0.1)")
+        assert gradscope("train", f"{name}.py", "-o", name, *steps, "-q", folder=tmp_path).status == 0
+    found = compared(tmp_path / "exact", tmp_path / "narrow")
+    assert found.verdict == "same", found.sentence
+    assert found.largest[0] > 1e-4  # the tolerance of float32
+    assert compared(tmp_path / "narrow", tmp_path / "exact").verdict == "same"
+    wrong = compared(tmp_path / "exact", tmp_path / "wrong")
+    assert (wrong.first_step, wrong.first and wrong.first.tolerance) == (0, 0.02)
+    again = tmp_path / "again.py"  # what a run is given has the digits of its own type
+    again.write_text(narrow.replace("/ 4)", "/ 3.99)"))
+    assert gradscope("train", "again.py", "-o", "again", *steps, "-q", folder=tmp_path).status == 0
+    given = compared(tmp_path / "exact", tmp_path / "again")
+    assert given.first is not None
+    assert given.first.key.startswith("param/")
+
+
 def test_python_compares_runs_as_the_command_does(tmp_path: Path) -> None:
     steps = {number: {"param/w": np.full(3, 1.0 + number)} for number in range(3)}
     other = {**steps, 2: {"param/w": np.full(3, 30.0)}}

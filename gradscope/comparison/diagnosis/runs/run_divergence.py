@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
@@ -22,11 +21,11 @@ from gradscope.comparison.diagnosis.runs.run_stages import (
     OF_LAYERS,
     STEP,
     RunRow,
-    follows_the_loss,
     place_in_step,
     without_other_layers,
 )
 from gradscope.comparison.diagnosis.runs.run_tensors import in_order_of_step, run_tensors
+from gradscope.comparison.diagnosis.runs.run_tolerances import RunTolerances
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
@@ -177,7 +176,7 @@ class _Judge:
 
     def __init__(self, ref: History, cand: History, options: CompareOptions, stated: Collection[str]) -> None:
         self._ref, self._cand, self._options = ref, cand, options
-        self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
+        tolerances = RunTolerances(ref, cand, options)
         tensors = run_tensors(ref, cand)
         names = [name for each in tensors for name in (each.tensor.name, each.tensor.key)]
         options.require_matches(names, [*_NUMBERS, *(f"{STEP}/{name}" for name in _NUMBERS)])
@@ -189,8 +188,12 @@ class _Judge:
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))
         self._step_numbers = [name for name in _NUMBERS if name not in _MAY_BE_UNSTATED or name in stated]
-        self._rounding = RunRounding(ref, tensors, products=self._products)
-        self._tolerances = {each.tensor.key: self._tolerance(each.tensor) for each in self._tensors}
+        self._rounding = RunRounding(ref, tensors, products=tolerances.products)
+        self._of_numbers = {name: tolerances.of_number(name) for name in self._step_numbers}
+        self._at_first, self._tolerances = (
+            {each.tensor.key: tolerances.of(each, first=first) for each in self._tensors} for first in (True, False)
+        )
+        self._first: int | None = None
 
     def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
         """Returns the rows of a step, in the order of the step.
@@ -201,6 +204,8 @@ class _Judge:
             cand: The candidate's.
         """
         ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
+        self._first = step if self._first is None else self._first
+        tolerances = self._at_first if step == self._first else self._tolerances
         self._rounding.step(step, ours, theirs)
         sides = [
             (each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
@@ -209,7 +214,7 @@ class _Judge:
         ]  # fmt: skip
         pairs = [(tensor, one, other) for tensor, one, other in sides if one and other and self._unpaired]
         compared = {(tensor.family, _values(side)) for tensor, *both in pairs for side in both}
-        rows = [self._row(tensor, one, other, compared) for tensor, one, other in sides]
+        rows = [self._row(tensor, one, other, compared, tolerances[tensor.key]) for tensor, one, other in sides]
         if not self._options.selection.select:
             rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
         known = [replace(row, counterpart=self._names.get(row.key, "")) for row in rows if row is not None]
@@ -218,7 +223,7 @@ class _Judge:
 
     def _row(
         self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int],
-        compared: Collection[tuple[str, _Values]],
+        compared: Collection[tuple[str, _Values]], tolerance: Tolerance | None,
     ) -> RunRow | None:  # fmt: skip
         if not ref and not cand:
             return None
@@ -233,7 +238,6 @@ class _Judge:
                 ),
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
-        tolerance = self._tolerances[tensor.key]
         least = 0.0 if bound is None else bound.rel_l2
         same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else _admits(tolerance, least)
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
@@ -249,22 +253,13 @@ class _Judge:
         scale = abs(ref)
         change = math.inf if math.isnan(ref) or math.isnan(cand) else abs(cand - ref)
         least = change / scale if scale else (math.inf if change else 0.0)
-        tolerance = self._options.tolerance(name, f"{STEP}/{name}", self._default(naming.TENSOR, "float32"))
+        tolerance = self._of_numbers[name]
         same = least == 0 if tolerance is None else _admits(tolerance, least)
         return RunRow(
             name=name, family=STEP, status="same" if same else "different", bound=least,
             tolerance=None if tolerance is None else tolerance.stated,
             ref=None if math.isnan(ref) else ref, cand=None if math.isnan(cand) else cand,
         )  # fmt: skip
-
-    def _tolerance(self, tensor: TensorRow) -> Tolerance | None:
-        default = self._default(tensor.family, tensor.dtype or "float32")
-        return self._options.tolerance(tensor.name, tensor.key, default)
-
-    def _default(self, family: str, dtype: str) -> float:
-        # What is computed from gradients has their error.
-        judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
-        return default_tolerance(judged_as, dtype, dtype, products=self._products)
 
 
 def _is_input(tensor: TensorRow) -> bool:
