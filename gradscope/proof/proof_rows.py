@@ -143,9 +143,8 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
     if narrow is None:
-        return (
-            f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"
-        )
+        part = f"{outcome.expected:.0%}" if outcome.expected >= 0.01 else f"{outcome.expected:.1%}"
+        return f"finite differences may err by {part} of it here; another --seed or --batch-size may tell"
     where = "" if narrow.source is None else f" at {narrow.source}"
     return (
         f"{what} is computed in {narrow.name}{where}, whose rounding makes finite differences err by up to "

@@ -86,6 +86,17 @@ def begun(step: Callable[[Any], Any], start: Any) -> Any:
     return lax.fori_loop(0, 2, lambda _, z: 0.7 * z + 0.3 * step(z), step(start))
 
 
+def wandering(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, to a tolerance of the last step, by steps that wander about near the solution."""
+
+    def move(z: Any) -> Any:
+        new = step(z)
+        return jnp.where(jnp.linalg.norm(new - z) * 1e7 > 1.0, new, new + jnp.sin(1e9 * z) / 1e7)
+
+    going = lambda state: (state[0] < 500) & (jnp.linalg.norm(state[1] - state[2]) > 1e-6)  # noqa: E731
+    return lax.while_loop(going, lambda s: (s[0] + 1, move(s[1]), s[1]), (0, step(start), start))[1]
+
+
 def cell(w: Any, x: Any, z: Any) -> Any:
     return jnp.tanh(z @ w + x)
 
@@ -233,6 +244,12 @@ def test_what_no_solver_explains_is_wrong(name: str) -> None:
 
 def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None:
     assert gradient(equilibrium(begun)).status in ("correct", "not checked")
+
+
+def test_a_small_error_is_not_wrong_where_a_solver_reaches_no_smaller_tolerance() -> None:
+    assert gradient(equilibrium(wandering)).status in ("correct", "not checked")
+    assert gradient(equilibrium(wandering, factor=1.01)).status == "wrong"
+    assert gradient(equilibrium(until_small, factor=1.0002)).status == "wrong"
 
 
 @pytest.mark.parametrize("times", [3, 4, 7])
