@@ -33,6 +33,8 @@ _SLOTS: Final = frozenset(
     {"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq", "momentum", "mu", "nu", "slot", "slots", "trace",
      "velocity"}
 )  # fmt: skip
+#: Those that nothing else is called.
+_UNMISTAKABLE: Final = frozenset({"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq"})
 _OPTIMIZERS: Final = _SLOTS | {"opt", "optim", "optimizer"}
 _VALUE: Final = "value"
 
@@ -137,7 +139,8 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
     """Returns the names of what optimizers store for other tensors of these names.
 
     A word such as `mu` may also be the name of a layer: it is an optimizer's where what it stands beside is the name of
-    another tensor, as `conv.weight` in `optim.conv.weight.exp_avg`, and so are all names with the same words then.
+    another tensor, as `conv.weight` in `conv.weight.mu`, and so are all names with the same words then. Of `exp_avg` and
+    the like it always is.
 
     Args:
         names: The names in a file.
@@ -149,7 +152,9 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
         name: tuple(part for part in parts[name] if part not in _OPTIMIZERS) for name, each in words.items() if each
     }
     of_others = {words[name] for name, rest in rests.items() if any(rest[at:] in plain for at in range(len(rest) - 1))}
-    return frozenset(name for name, each in words.items() if each in of_others)
+    return frozenset(
+        name for name, each in words.items() if each in of_others or not _UNMISTAKABLE.isdisjoint(each)
+    )
 
 
 def has_optimizer_alone(saved: Collection[str]) -> bool:

@@ -51,6 +51,25 @@ def test_what_an_optimizer_stores_is_proposed_for_no_variable(moment: str, tmp_p
     assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
 
 
+def test_what_an_optimizer_stores_of_a_model_below_a_prefix_is_proposed_for_no_variable(tmp_path: Path) -> None:
+    names = {f"model.layers.{at}.conv{conv}.weight": f"params/Block_{at}/conv{conv}/kernel"
+             for at in range(2) for conv in (1, 2)}  # fmt: skip
+    lacking, extra = (dict.fromkeys(each, np.zeros((8, 8, 3, 3), np.float32)) for each in (names.values(), names))
+    moments = {f"optimizer.state.{name.removeprefix('model.')}.exp_avg": each for name, each in extra.items()}
+    hint = key_map_hint(Unmatched(lacking=lacking, extra=moments | extra))
+    assert renamed(hint, names, tmp_path) == names
+
+
+def test_of_a_norm_whose_statistics_were_not_saved_the_parameters_are_proposed(tmp_path: Path) -> None:
+    names = {f"layers.{at}.bn{norm}.{theirs}": f"params/layers_{at}/bn{norm}/{ours}"
+             for at in range(2) for norm in (1, 2) for theirs, ours in {"weight": "scale", "bias": "bias"}.items()}  # fmt: skip
+    paths = [*names.values(), *(f"batch_stats/layers_{at}/bn{norm}/{each}"
+                                for at in range(2) for norm in (1, 2) for each in ("mean", "var"))]  # fmt: skip
+    array = np.zeros(8, np.float32)
+    hint = key_map_hint(Unmatched(lacking=dict.fromkeys(paths, array), extra=dict.fromkeys(names, array)))
+    assert renamed(hint, names, tmp_path) == names
+
+
 def test_a_layer_may_have_the_name_of_a_moment(tmp_path: Path) -> None:
     names = {"encoder.mu.weight": "params/encoder/mean/kernel", "encoder.fc.weight": "params/encoder/hidden/kernel"}
     shapes = {"encoder.mu.weight": (4, 8), "encoder.fc.weight": (8, 6)}
