@@ -29,11 +29,19 @@ from gradscope.tracing.data.renaming.name_likeness import (
 from gradscope.tracing.data.variable_names import components
 
 
-def proposed_names(lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> dict[str, str]:
-    """Returns for variables the name of which more says that it is theirs than of any other of these sizes."""
+def proposed_names(
+    lacking: Mapping[str, Described], extra: Mapping[str, Described], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns for variables the name of which more says that it is theirs than of any other of these sizes.
+
+    Args:
+        lacking: The variables, by path.
+        extra: The tensors that are left over, by name.
+        known: The names of the other variables, by path.
+    """
     likeness = Likeness.of(lacking, extra)
     # A pair that is found says which module is which, and so decides between others; hence the rounds.
-    pairs: dict[str, str] = {}
+    pairs = dict(known)
     while True:
         taken = set(pairs.values())
         free = likeness.among(name for name in extra if name not in taken)
