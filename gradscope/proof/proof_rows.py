@@ -1,14 +1,18 @@
-"""A `ProofRow` stores the outcome of one claim, and `rule_row` and `leaf_row` make it."""
+"""A `ProofRow` stores the outcome of one claim, and `rule_row`, `plain_row` and `leaf_row` make it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.self_check import rounding
 from gradscope.dump.record import Json
+from gradscope.naming.wording import counted
 from gradscope.proof.claims import Outcome, Status, rounded_factor
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
@@ -17,6 +21,15 @@ from gradscope.tracing.leaves import Leaf
 
 #: Why a rule is not checked by itself, though the gradients that are made by it are.
 _NEEDS_MESH: Final = "it runs inside its shard_map alone"
+
+#: A relative error that is allowed from which on a row says why it is, and how it does.
+_UNUSUAL: Final = 1e-3
+_SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
+#: What is wrong with a loss that computes something else for the plain program than for the observed one.
+_CHANGES: Final = (
+    "the loss is another program each time it is traced, as one that reads numpy.random, the time or a counter; take "
+    "random numbers from the batch, or from a key of jax.random"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +117,32 @@ def _uses(rule: DistinctRule) -> str:
     turn = "" if rule.turn is None else f" (call {rule.turn}{' there' if line else ''})"
     more = "" if rule.uses == 1 else f" and in {rule.uses - 1:,} more call{'s' if rule.uses > 2 else ''}"
     return f", used{line}{turn}{more}" if line or turn else ""
+
+
+def plain_row(arguments: Sequence[Leaf], checked: Mapping[str, Any], *, changes: bool) -> ProofRow:
+    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter.
+
+    The relative error of a gradient that is zero but for rounding means nothing.
+
+    Args:
+        arguments: The arguments of the loss.
+        checked: What the self-check has measured.
+        changes: Whether the loss is another program each time that it is traced.
+    """
+    zero: Sequence[str] = checked["zero_but_rounding"]
+    errors = {name: error for name, error in checked["rel_l2"].items() if name not in zero}
+    leaves = {leaf.name: leaf for leaf in arguments if leaf.family == naming.PARAM}
+    allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
+    worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
+    sensitive = () if worst is None or allowed[worst] < _UNUSUAL else (_SENSITIVE.format(checked["noise"][worst]),)
+    without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
+    return ProofRow(
+        what="observed gradients against jax.grad",
+        error=0.0 if worst is None else errors[worst],
+        expected=0.0 if worst is None else allowed[worst],
+        status="wrong" if checked["beyond_rounding"] else "correct",
+        why="; ".join([*([_CHANGES] if changes else []), *sensitive, *([without] if zero else [])]) or None,
+    )
 
 
 def leaf_row(

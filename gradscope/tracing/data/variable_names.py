@@ -139,8 +139,8 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
     """Returns the names of what optimizers store for other tensors of these names.
 
     A word such as `mu` may also be the name of a layer: it is an optimizer's where what it stands beside is the name of
-    another tensor, as `conv.weight` in `conv.weight.mu`, and so are all names with the same words then. Of `exp_avg` and
-    the like it always is.
+    another tensor, as `conv.weight` in `conv.weight.mu`, and so are all names with the same words then. One such as
+    `exp_avg` always is.
 
     Args:
         names: The names in a file.
@@ -152,9 +152,7 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
         name: tuple(part for part in parts[name] if part not in _OPTIMIZERS) for name, each in words.items() if each
     }
     of_others = {words[name] for name, rest in rests.items() if any(rest[at:] in plain for at in range(len(rest) - 1))}
-    return frozenset(
-        name for name, each in words.items() if each in of_others or not _UNMISTAKABLE.isdisjoint(each)
-    )
+    return frozenset(name for name, each in words.items() if each in of_others or not _UNMISTAKABLE.isdisjoint(each))
 
 
 def has_optimizer_alone(saved: Collection[str]) -> bool:

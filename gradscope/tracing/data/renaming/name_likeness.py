@@ -263,9 +263,7 @@ def words_of(name: str) -> frozenset[str]:
     """Returns the words of a name; a parameter's own word is one that all libraries have for it."""
     *modules, own = components(name.lower())
     words = re.findall(r"[a-z]+", own)
-    return frozenset(
-        (*re.findall(r"[a-z]+", "/".join(modules)), *(_OTHER_WORDS.get(word, word) for word in words))
-    )
+    return frozenset((*re.findall(r"[a-z]+", "/".join(modules)), *(_OTHER_WORDS.get(word, word) for word in words)))
 
 
 def _sizes_by(modules: Mapping[str, Module], tensors: Mapping[str, Described]) -> dict[Module, Counter[Sizes]]:

@@ -61,8 +61,9 @@ def test_what_an_optimizer_stores_of_a_model_below_a_prefix_is_proposed_for_no_v
 
 
 def test_of_a_norm_whose_statistics_were_not_saved_the_parameters_are_proposed(tmp_path: Path) -> None:
+    leaves = {"weight": "scale", "bias": "bias"}
     names = {f"layers.{at}.bn{norm}.{theirs}": f"params/layers_{at}/bn{norm}/{ours}"
-             for at in range(2) for norm in (1, 2) for theirs, ours in {"weight": "scale", "bias": "bias"}.items()}  # fmt: skip
+             for at in range(2) for norm in (1, 2) for theirs, ours in leaves.items()}  # fmt: skip
     paths = [*names.values(), *(f"batch_stats/layers_{at}/bn{norm}/{each}"
                                 for at in range(2) for norm in (1, 2) for each in ("mean", "var"))]  # fmt: skip
     array = np.zeros(8, np.float32)
