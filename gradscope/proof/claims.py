@@ -128,15 +128,18 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
     """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
 
     A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
-    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
+    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count, of
+    those that are near the first: a loop that is no solver computes something else where it runs longer.
     """
     found = {each.status for each in outcomes}
     if "wrong" not in found or not found <= {"wrong", "correct"}:
         return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
-    ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)
+    ways = list(zip(*((each.factor, *each.longer) for each in outcomes), strict=False))
+    first = ways[0][0]
     known = (way for way in ways if all(map(math.isfinite, way)))
-    alike = [way for way in known if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
+    near = (way for way in known if not abs(way[0] - first) > _TOO_COARSE * max(1.0, abs(first)))
+    alike = [way for way in near if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
     return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
 
 

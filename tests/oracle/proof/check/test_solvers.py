@@ -297,6 +297,15 @@ def test_the_factor_of_a_rule_shows_through_the_error_of_its_solver() -> None:
     assert gradient(equilibrium(repeated, factor=0.9)).factor == pytest.approx(0.9, rel=1e-7)
 
 
+def test_a_factor_is_not_that_of_a_loop_that_computes_something_else_where_it_runs_longer() -> None:
+    def power(x: Any, n: Any) -> Any:
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * x), (0, jnp.ones_like(x)))[1]
+
+    wrong = jax.custom_vjp(power)
+    wrong.defvjp(lambda x, n: (power(x, n), (x, n)), lambda kept, g: (g * power(kept[0], kept[1] - 1), None))
+    assert gradient(lambda w, x: jnp.square(x).sum() * wrong(1.5 + w, 3).sum()).factor == pytest.approx(1 / 3, rel=1e-7)
+
+
 def test_a_tolerance_may_be_given() -> None:
     wrong = equilibrium(until_small, factor=1.01)
     assert gradient(wrong, tolerance=0.02).status == "correct"
