@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,33 @@ def orbax(path: Path) -> Path:
     with library.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "saved", jax.tree.map(np.asarray, VARIABLES))
     return path / "saved"
+
+
+CONFIG = {"learning_rate": 0.1, "optimizer": "adam"}
+
+
+def flax_msgpack_with_text(path: Path) -> Path:
+    library = pytest.importorskip("flax.serialization", reason="Flax is absent: its checkpoints were NOT read back")
+    (path / "saved.msgpack").write_bytes(library.msgpack_serialize({"model": VARIABLES, "config": CONFIG}))
+    return path / "saved.msgpack"
+
+
+def orbax_with_text(path: Path) -> Path:
+    library = pytest.importorskip("orbax.checkpoint", reason="Orbax is absent: its checkpoints were NOT read back")
+    with library.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path / "saved", {"model": jax.tree.map(np.asarray, VARIABLES), "config": CONFIG})
+    return path / "saved"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("save", [flax_msgpack_with_text, orbax_with_text])
+def test_text_beside_the_variables_is_no_tensor(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = save(tmp_path)
+    found = load(path)
+    assert len(found.notes) == 1
+    assert_restored(replace(found, notes=()))
+    with open_checkpoint(path) as tensors:
+        assert [name for name in tensors if name.startswith("config")] == ["config/learning_rate"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
