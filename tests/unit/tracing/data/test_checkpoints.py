@@ -221,6 +221,15 @@ def test_a_checkpoint_of_another_model_is_said_to_be_that(tmp_path: Path) -> Non
     assert refused.value.hint.startswith("name the model that it is of; where only the names differ, --map-keys")
 
 
+def test_a_checkpoint_of_other_numbers_is_not_said_to_be_of_another_model(tmp_path: Path) -> None:
+    np.savez(tmp_path / "saved.npz", **{name: np.zeros(array.shape, np.int32) for name, array in flat().items()})
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.npz")
+    first = refused.value.message.splitlines()[0]
+    assert "is not a checkpoint of this model: " in first
+    assert "params/head/kernel is int32, expected float32" in first
+
+
 def test_several_places_without_any_variable_are_no_choice(tmp_path: Path) -> None:
     names = [each.rpartition("/")[2] for each in flat()]
     np.savez(tmp_path / "saved.npz", **{f"{at}/{name}": np.ones((7, 7)) for at in ("one", "two") for name in names})
