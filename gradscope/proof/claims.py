@@ -29,6 +29,8 @@ _ZERO: Final = 1e-13
 _UNSEEN: Final = 1e-6
 #: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
 _SHRUNK: Final = 1 / 10
+#: An error up to this one may come from solvers that cannot run to a smaller tolerance, as their own rounding allows.
+_UNPROVEN: Final = 1e-3
 #: Factors that differ by less than this besides their errors are one.
 _SAME_FACTOR: Final = 1e-4
 
@@ -126,15 +128,18 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
     """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
 
     A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
-    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
+    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count, of
+    those that are near the first: a loop that is no solver computes something else where it runs longer.
     """
     found = {each.status for each in outcomes}
     if "wrong" not in found or not found <= {"wrong", "correct"}:
         return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
-    ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)
+    ways = list(zip(*((each.factor, *each.longer) for each in outcomes), strict=False))
+    first = ways[0][0]
     known = (way for way in ways if all(map(math.isfinite, way)))
-    alike = [way for way in known if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
+    near = (way for way in known if not abs(way[0] - first) > _TOO_COARSE * max(1.0, abs(first)))
+    alike = [way for way in near if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
     return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
 
 
@@ -146,16 +151,24 @@ def rounded_factor(factor: float) -> float:
 
 
 def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]) -> Outcome:
-    """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error."""
+    """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error.
+
+    A small error that none of them shows again, and none explains, proves nothing.
+    """
     first: Outcome | None = None
     factors: list[float] = []
+    shown: list[bool] = []
     for tighter in (make() for make in tightened):
         there = finite_difference(tighter.loss_at, tighter.epsilon)
         explained = _with_solvers(claim, found, result, tighter, there)
         if explained is not None and explained.status == "correct":
             return explained
         first = first or explained
-        factors.append(_compared(tighter, there).factor)
+        again = _compared(tighter, there)
+        factors.append(again.factor)
+        shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
+    if first is None and shown and not any(shown) and result.error <= _UNPROVEN:
+        return replace(result, status="not checked", expected=_UNPROVEN)
     return first or replace(result, longer=tuple(factors))
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 #: Number of random directions along which each claim is checked.
 DIRECTIONS: Final = 2
+#: How many seeds there are.
+_SEEDS: Final = 1 << 64
 #: The distance of a nearby point, relative to the size of the numbers.
 _NEARBY: Final = 1e-3
 
@@ -18,11 +20,11 @@ class Directions:
     """Directions draws random directions, reproducibly by its seed.
 
     Args:
-        seed: The seed.
+        seed: The seed, which may be negative, as a key's may.
     """
 
     def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(seed % _SEEDS)
 
     def along(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Returns a direction for each array: normal numbers, scaled to the root mean square of the array."""

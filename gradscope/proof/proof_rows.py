@@ -1,14 +1,18 @@
-"""A `ProofRow` stores the outcome of one claim, and `rule_row` and `leaf_row` make it."""
+"""A `ProofRow` stores the outcome of one claim, and `rule_row`, `plain_row` and `leaf_row` make it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.self_check import rounding
 from gradscope.dump.record import Json
+from gradscope.naming.wording import counted
 from gradscope.proof.claims import Outcome, Status, rounded_factor
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
@@ -17,6 +21,15 @@ from gradscope.tracing.leaves import Leaf
 
 #: Why a rule is not checked by itself, though the gradients that are made by it are.
 _NEEDS_MESH: Final = "it runs inside its shard_map alone"
+
+#: A relative error that is allowed from which on a row says why it is, and how it does.
+_UNUSUAL: Final = 1e-3
+_SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
+#: What is wrong with a loss that computes something else for the plain program than for the observed one.
+_CHANGES: Final = (
+    "the loss is another program each time it is traced, as one that reads numpy.random, the time or a counter; take "
+    "random numbers from the batch, or from a key of jax.random"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +119,32 @@ def _uses(rule: DistinctRule) -> str:
     return f", used{line}{turn}{more}" if line or turn else ""
 
 
+def plain_row(arguments: Sequence[Leaf], checked: Mapping[str, Any], *, changes: bool) -> ProofRow:
+    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter.
+
+    The relative error of a gradient that is zero but for rounding means nothing.
+
+    Args:
+        arguments: The arguments of the loss.
+        checked: What the self-check has measured.
+        changes: Whether the loss is another program each time that it is traced.
+    """
+    zero: Sequence[str] = checked["zero_but_rounding"]
+    errors = {name: error for name, error in checked["rel_l2"].items() if name not in zero}
+    leaves = {leaf.name: leaf for leaf in arguments if leaf.family == naming.PARAM}
+    allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
+    worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
+    sensitive = () if worst is None or allowed[worst] < _UNUSUAL else (_SENSITIVE.format(checked["noise"][worst]),)
+    without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
+    return ProofRow(
+        what="observed gradients against jax.grad",
+        error=0.0 if worst is None else errors[worst],
+        expected=0.0 if worst is None else allowed[worst],
+        status="wrong" if checked["beyond_rounding"] else "correct",
+        why="; ".join([*([_CHANGES] if changes else []), *sensitive, *([without] if zero else [])]) or None,
+    )
+
+
 def leaf_row(
     leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None, narrow: NarrowType | None
 ) -> ProofRow:
@@ -143,9 +182,8 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
     if narrow is None:
-        return (
-            f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"
-        )
+        part = f"{outcome.expected:.0%}" if outcome.expected >= 0.01 else f"{outcome.expected:.1%}"
+        return f"finite differences may err by {part} of it here; another --seed or --batch-size may tell"
     where = "" if narrow.source is None else f" at {narrow.source}"
     return (
         f"{what} is computed in {narrow.name}{where}, whose rounding makes finite differences err by up to "

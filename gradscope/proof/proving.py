@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from gradscope import naming
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.preparation import Prepared, prepare
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.explain.self_check import rounding, self_check
+from gradscope.capturing.explain.self_check import self_check
 from gradscope.capturing.timings import Timings
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.selecting.nearest_names import nearest_hint
-from gradscope.naming.wording import counted
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
-from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
+from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
+from gradscope.proof.rules.same_programs import program_key
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import stopped_places, surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
@@ -34,10 +34,6 @@ from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
-
-#: A relative error that is allowed from which on a row says why it is, and how it does.
-_UNUSUAL: Final = 1e-3
-_SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
 
 _NARROW: Final = "{} is too coarse for finite differences: what computes in it{} is checked in float64 in its place"
 
@@ -95,11 +91,18 @@ class ProofOptions:
         seed: Seed of the random directions.
         tolerance: The relative error that a derivative may have in any case, such as the tolerance of a solver.
         allowed: Names of functions whose rule is meant to be no derivative.
+
+    Raises:
+        UsageError: The tolerance is no number.
     """
 
     seed: int = 0
     tolerance: float = 0.0
     allowed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.tolerance):
+            raise UsageError("tol is nan, expected a number, zero or more")
 
 
 def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOptions = ProofOptions()) -> Proof:
@@ -147,32 +150,20 @@ def _on_loss(loss: np.ndarray) -> Iterator[str]:
 
 def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -> Iterator[ProofRow]:
     with timings.phase("self-check"):
-        yield _against_plain(prepared, self_check(model.loss, prepared, run))
+        checked = self_check(model.loss, prepared, run)
+        changes = bool(checked["beyond_rounding"]) and _is_another_each_time(model, prepared)
+        yield plain_row(prepared.resolved.trace.arguments, checked, changes=changes)
     equal = _bits(run) == _bits(prepared.start())
     yield ProofRow(
         what="two runs, bit for bit", error=0.0 if equal else 1.0, expected=0.0, status="correct" if equal else "wrong"
     )
 
 
-def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> ProofRow:
-    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter.
-
-    The relative error of a gradient that is zero but for rounding means nothing.
-    """
-    zero: Sequence[str] = checked["zero_but_rounding"]
-    errors = {name: error for name, error in checked["rel_l2"].items() if name not in zero}
-    leaves = {leaf.name: leaf for leaf in prepared.resolved.trace.arguments if leaf.family == naming.PARAM}
-    allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
-    worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
-    sensitive = () if worst is None or allowed[worst] < _UNUSUAL else (_SENSITIVE.format(checked["noise"][worst]),)
-    without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
-    return ProofRow(
-        what="observed gradients against jax.grad",
-        error=0.0 if worst is None else errors[worst],
-        expected=0.0 if worst is None else allowed[worst],
-        status="wrong" if checked["beyond_rounding"] else "correct",
-        why="; ".join([*sensitive, *([without] if zero else [])]) or None,
-    )
+def _is_another_each_time(model: Model, prepared: Prepared) -> bool:
+    """Returns whether two traces of a loss are not of one program."""
+    with user_code(f"loss of {model.name}"):
+        traces = (trace_loss(model.loss, prepared.variables, prepared.batch) for _ in range(2))
+        return len({program_key(trace.root.jaxpr, trace.constants) for trace in traces}) > 1
 
 
 def _bits(run: Run) -> bytes:

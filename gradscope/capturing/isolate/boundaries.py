@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gradscope import naming
 from gradscope.arrays.dtypes import is_key
@@ -44,27 +44,47 @@ class Boundaries:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
         return self._readers.get(value_at, ())
 
-    def readers_of_slices(self, argument: ValueAt) -> tuple[tuple[ValueAt, ...], ...]:
+    def readers_of_slices(self, argument: ValueAt) -> dict[tuple[int, ...], tuple[ValueAt, ...]]:
         """Returns the readers of each slice of an argument that loops read slice by slice; none for any other.
 
         Args:
             argument: The argument. What reads it as a whole is a reader of every slice.
+
+        Returns:
+            The readers by the index of the slice, which has a number for each of the loops inside one another that read
+            slices.
         """
-        numbers: dict[ValueAt, int] = {}
+        slices = dict(self._slices_of(argument.value, {(): ()}))
+        if not slices:
+            return {}
+        readers = SegmentsBetween(self._trace.root, {*self.pinned.keys, *slices}).readers(self._pulled)
+        depth = max(map(len, slices.values()))
+        found = {index: [*readers.get(argument, ())] for index in slices.values() if len(index) == depth}
+        for slice_at, index in slices.items():
+            inside = [index] if len(index) == depth else [each for each in found if each[: len(index)] == index]
+            for each in inside:
+                found[each] += readers.get(slice_at, ())
+        return {index: tuple(each) for index, each in found.items()}
+
+    def _slices_of(
+        self, value: ValueKey, indices: Mapping[naming.IterationIndex, tuple[int, ...]]
+    ) -> Iterator[tuple[ValueAt, tuple[int, ...]]]:
+        """Yields the slices of an argument that loops receive of a value, each with its index in the argument.
+
+        Args:
+            value: The argument, or slices of it.
+            indices: The index of the value in each iteration of the loops around it.
+        """
+        around = len(next(iter(indices)))
         for frame in self._trace.root.walk():
             loop = frame.transfer.loop
             if loop is not None and loop.length is not None and not loop.parallel:
-                for variable in _receiving(frame, argument.value):
+                for variable in _receiving(frame, value):
                     received = ValueKey(frame.key, OPERAND, variable)
-                    numbers |= {ValueAt(received, iteration): iteration[-1] for iteration in iterations(frame.loops)}
-        if not numbers:
-            return ()
-        known = {*self.pinned.keys, *numbers}
-        readers = SegmentsBetween(self._trace.root, known).readers(self._pulled)
-        found = [list(readers.get(argument, ())) for _ in range(1 + max(numbers.values()))]
-        for slice_at, number in numbers.items():
-            found[number] += readers.get(slice_at, ())
-        return tuple(map(tuple, found))
+                    inside = {each: (*indices[each[:around]], each[-1]) for each in iterations(frame.loops)}
+                    yield from ((ValueAt(received, iteration), index) for iteration, index in inside.items())
+                    if inside:
+                        yield from self._slices_of(received, inside)
 
     def ordered(self, boundaries: Iterable[ValueAt]) -> list[ValueAt]:
         """Returns some boundaries in execution order."""

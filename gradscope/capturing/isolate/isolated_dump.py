@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -167,16 +167,15 @@ class IsolatedDump:
             if tensor.array is None or ref is None or row.tolerance is None:
                 yield tensor
                 continue
-            slices = self._slices(tensor)
-            parts = zip(slices, tensor.array, ref, strict=True) if slices else [(tensor.boundaries, tensor.array, ref)]
-            for boundaries, mine, its in parts:
-                if _differ(mine, its, row.tolerance):
-                    yield replace(tensor, boundaries=tuple(boundaries))
+            for index, boundaries in self._slices(tensor).items():
+                if _differ(tensor.array[index], ref[index], row.tolerance):
+                    yield replace(tensor, boundaries=boundaries)
 
-    def _slices(self, tensor: _Tensor) -> Sequence[Sequence[ValueAt]]:
-        """Returns the boundaries that made each slice of an argument's gradient; none for other tensors."""
+    def _slices(self, tensor: _Tensor) -> Mapping[tuple[int, ...], tuple[ValueAt, ...]]:
+        """Returns the boundaries that made each slice of an argument's gradient, or the whole, by the slice's index."""
         argument = tensor.gradient_of if tensor.argument else None
-        return () if argument is None else self._boundaries.readers_of_slices(argument)
+        slices = {} if argument is None else self._boundaries.readers_of_slices(argument)
+        return slices or {(): tensor.boundaries}
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
         """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""

@@ -235,9 +235,12 @@ def _orbax_tree(path: Path) -> Any:
 
                 def read(tree: Path) -> Any:
                     known = checkpointer.metadata(tree.absolute()).item_metadata.tree
-                    # As arrays of the host: the devices on which they were saved need not exist here.
-                    host = jax.tree_util.tree_map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), known)
-                    return checkpointer.restore(tree.absolute(), restore_args=host)
+                    # As arrays of the host: the devices on which they were saved need not exist here. Text is no array.
+                    of_host = orbax.RestoreArgs(restore_type=np.ndarray)
+                    args = jax.tree_util.tree_map(
+                        lambda each: of_host if hasattr(each, "dtype") else orbax.RestoreArgs(), known
+                    )
+                    return checkpointer.restore(tree.absolute(), restore_args=args)
 
                 items = trees_in(path)
                 return {item.name: read(item) for item in items} if items else read(path)
@@ -277,7 +280,7 @@ def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(tree, list | tuple):
         for at, child in enumerate(cast("list[Any]", tree)):
             yield from _leaves(child, (*path, str(at)))
-    elif tree is not None and not _is_random_key(tree):
+    elif tree is not None and not isinstance(tree, str | bytes) and not _is_random_key(tree):
         yield path, tree
 
 

@@ -184,9 +184,9 @@ class _File:
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
             ruled = any(each.origin != name for name, each in self.tensors.items())
-            unmatched = Unmatched(lacking=lacking, extra=extra, prefix=self._prefix(), ruled=ruled,
+            unmatched = Unmatched(lacking=lacking, extra=extra, found=self._names, prefix=self._prefix(), ruled=ruled,
                                   keeps=self.kept is not None)  # fmt: skip
-            if fits:
+            if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
                 raise self._refused("; ".join(problems), hint)
             raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, unmatched))

@@ -4,8 +4,9 @@ A checkpoint of a training run has more than the variables: a step, the moments 
 have the variables inside something else, `state/params/head/kernel`. So each collection of variables is looked for as a
 whole: its *home* is the prefix under which the file has the most of it. Homes with as many are told apart by whether
 the parameters are there, then by how completely they are spelled, then by what their names say (the moments of an
-optimizer are no parameters), then by their depth. Two homes that nothing tells apart are refused. What is not at home
-may also be at the top of the file, in any spelling, where the user's rules have put it.
+optimizer are no parameters), then by their depth. Two homes that nothing tells apart are refused, and so is a home of
+averages where another home has as many variables. What is not at home may also be at the top of the file, in any
+spelling, where the user's rules have put it.
 
 Names are compared by components, which slashes and dots separate: Flax writes `params/head/kernel`, PyTorch
 `head.weight`. NNX stores the value of a variable as `value` below the variable's own name, and Haiku's names have
@@ -33,7 +34,11 @@ _SLOTS: Final = frozenset(
     {"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq", "momentum", "mu", "nu", "slot", "slots", "trace",
      "velocity"}
 )  # fmt: skip
+#: Those that nothing else is called.
+_UNMISTAKABLE: Final = frozenset({"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq"})
 _OPTIMIZERS: Final = _SLOTS | {"opt", "optim", "optimizer"}
+#: Components of the names of averages of the parameters.
+_AVERAGES: Final = frozenset({"average", "averages", "ema", "ema_model", "ema_params", "polyak", "shadow", "swa"})
 _VALUE: Final = "value"
 
 #: A path as `jax.tree_util.keystr` writes it, `['params']['head'].kernel[0]`, or a tuple of names as text; its keys.
@@ -62,6 +67,11 @@ class Home:
         """Returns the sort key of a home, the best first; `neighbour` is the prefix of the parameters' home."""
         is_moments = not _OPTIMIZERS.isdisjoint(self.prefix)
         return -len(self.names), self.prefix != neighbour, self.spelling, is_moments, len(self.prefix)
+
+    def may_be_meant_in_place_of(self, best: Home) -> bool:
+        """Returns whether a home has as many variables as the best, and by its name no averages, which that has."""
+        others = not (_AVERAGES | _OPTIMIZERS).isdisjoint(self.prefix)
+        return not others and not _AVERAGES.isdisjoint(best.prefix) and len(self.names) == len(best.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +123,9 @@ def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collecti
             continue
         best = homes[collection] = found[0]
         neighbour = best.prefix if neighbour is None else neighbour
-        rivals[collection] = tuple(home.prefix for home in found[1:] if rank(home) == rank(best))
+        rivals[collection] = tuple(
+            home.prefix for home in found[1:] if rank(home) == rank(best) or home.may_be_meant_in_place_of(best)
+        )
         for home in (each for each in (best, *found) if each is best or not each.prefix):
             for number, name in home.names.items():
                 names[number] = names[number] or name
@@ -137,7 +149,8 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
     """Returns the names of what optimizers store for other tensors of these names.
 
     A word such as `mu` may also be the name of a layer: it is an optimizer's where what it stands beside is the name of
-    another tensor, as `conv.weight` in `optim.conv.weight.exp_avg`, and so are all names with the same words then.
+    another tensor, as `conv.weight` in `conv.weight.mu`, and so are all names with the same words then. One such as
+    `exp_avg` always is.
 
     Args:
         names: The names in a file.
@@ -149,7 +162,7 @@ def of_optimizers(names: Collection[str]) -> frozenset[str]:
         name: tuple(part for part in parts[name] if part not in _OPTIMIZERS) for name, each in words.items() if each
     }
     of_others = {words[name] for name, rest in rests.items() if any(rest[at:] in plain for at in range(len(rest) - 1))}
-    return frozenset(name for name, each in words.items() if each in of_others)
+    return frozenset(name for name, each in words.items() if each in of_others or not _UNMISTAKABLE.isdisjoint(each))
 
 
 def has_optimizer_alone(saved: Collection[str]) -> bool:

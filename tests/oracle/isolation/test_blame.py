@@ -123,3 +123,31 @@ def test_a_wrong_slice_of_a_stacked_gradient_is_blamed_on_its_iteration() -> Non
     found = isolated(one, one, partial(sliced, wrong_iteration=1), PARAMS, BATCH)
     assert wrong(found) == ["loop[1]/mix"]
     assert [(row.vjp.name, row.shared_with) for row in found.different if row.vjp] == [("cell", ())]
+
+
+def nested(params: Any, batch: Any, *, wrong_iteration: tuple[int, int] = (-1, -1)) -> Array:
+    """A loop in a loop, without a value of its own that would show which iteration of the inner one is wrong."""
+
+    def inner(x: Array, iteration: Any) -> tuple[Array, None]:
+        kernel, number = iteration
+        with jax.named_scope("mix"):
+            fault = jnp.where(number == 3 * wrong_iteration[0] + wrong_iteration[1], 0.1, 0.0)
+            return jnp.tanh(x @ (kernel + fault * (kernel - jax.lax.stop_gradient(kernel)))), None
+
+    @jax.checkpoint
+    def outer(x: Array, iteration: Any) -> tuple[Array, None]:
+        with jax.named_scope("loop"):
+            return jax.lax.scan(inner, x, iteration)[0], None
+
+    numbers = jnp.arange(6.0).reshape(2, 3)
+    return jnp.square(jax.lax.scan(outer, batch["x"] @ params["dense"], (params["cells"], numbers))[0]).sum()
+
+
+@pytest.mark.parametrize("at", [(0, 1), (1, 2)])
+def test_a_wrong_slice_that_a_loop_in_a_loop_reads_is_blamed_on_its_iteration(at: tuple[int, int]) -> None:
+    params = PARAMS | {"cells": 0.3 * np.random.default_rng(0).normal(size=(2, *PARAMS["cell"].shape))}
+    params = jax.tree.map(jnp.float32, params)
+    one = gs.capture(nested, params, BATCH, origins=False)
+    found = isolated(one, one, partial(nested, wrong_iteration=at), params, BATCH)
+    assert wrong(found) == [f"loop[{at[0]}][{at[1]}]/mix"]
+    assert [(row.vjp.name, row.shared_with) for row in found.different if row.vjp] == [("cells", ())]

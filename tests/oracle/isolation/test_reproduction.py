@@ -390,3 +390,18 @@ def test_loops_that_vmap_batched_can_be_written(tmp_path: Path) -> None:
     x = jnp.array([[0.1, 0.2, 0.1], [1.0, 2.0, 0.5]])
     found = reproduction(batched_loop, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": x}, "rows")
     assert ran(tmp_path, found).status == 0
+
+
+def in_two_loops(params: Any, batch: Any) -> Any:
+    def cell(carry: Any, kernel: Any) -> Any:
+        with jax.named_scope("cell"):
+            return jnp.tanh(carry @ kernel), None
+
+    return jax.lax.scan(lambda carry, each: jax.lax.scan(cell, carry, each), batch["x"], params["w"])[0].sum()
+
+
+def test_a_slice_that_a_loop_in_a_loop_reads_has_its_gradient_in_the_dump(tmp_path: Path) -> None:
+    w = evenly(-1.0, 1.0, 2, 3, 3, 3)
+    found = reproduction(in_two_loops, {"w": w}, {"x": evenly(0.0, 1.0, 2, 3)}, "cell[1][2]")
+    assert [each.origin for each in found.gradients] == ["dump", "dump"]
+    assert ran(tmp_path, found).status == 0

@@ -180,13 +180,19 @@ class LayerValues:
     def _gradient_at(self, atom: Atom) -> tuple[ValueAt | None, tuple[int, ...]]:
         """Returns the value or argument whose gradient has that of a variable, and at which index of it."""
         value_at = self._value_at(atom)
-        if value_at is not None and value_at.value.equation == OPERAND and len(value_at.iteration) == 1:
-            (loop,) = self._frames[value_at.value.frame].loops
-            stacked = (loop.length, *self._shape(value_at))
-            stacks = [each for each in sources(self._frames, value_at) if self._shape(each) == stacked]
-            if len(stacks) == 1 and self._leaf(stacks[0]) is not None:
-                return stacks[0], value_at.iteration
-        return value_at, ()
+        stack, at = value_at, ()
+        while stack is not None and self._leaf(stack) is None:
+            stack, at = self._stack_of(stack), (*stack.iteration[-1:], *at)
+        return (value_at, ()) if stack is None else (stack, at)
+
+    def _stack_of(self, value_at: ValueAt) -> ValueAt | None:
+        """Returns what a loop has taken a value from as a slice; None for any other value."""
+        loops = self._frames[value_at.value.frame].loops
+        if value_at.value.equation != OPERAND or not loops or len(value_at.iteration) != len(loops):
+            return None
+        stacked = (loops[-1].length, *self._shape(value_at))
+        stacks = [each for each in sources(self._frames, value_at) if self._shape(each) == stacked]
+        return stacks[0] if len(stacks) == 1 else None
 
     def _is_read_as_slices(self, stacked: ValueAt, slices: ValueAt) -> bool:
         """Returns whether nothing reads an argument but the loop that takes it apart into slices."""

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.frameworks.modules.adapter import Described
@@ -22,6 +23,13 @@ from gradscope.tracing.data.variable_names import components
 
 #: The number of names whose parts are kept.
 _CACHED: Final = 1 << 14
+
+#: What libraries call the same parameter.
+_OTHER_WORDS: Final = MappingProxyType(
+    dict.fromkeys(("kernel", "scale", "gamma", "w"), "weight")
+    | dict.fromkeys(("beta", "offset", "b"), "bias")
+    | {"variance": "var"}
+)
 
 NUMBER: Final = re.compile(r"\d+")
 
@@ -252,8 +260,10 @@ def parent_of(name: str) -> Module:
 
 @lru_cache(_CACHED)
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a name."""
-    return frozenset(re.findall(r"[a-z]+", name.lower()))
+    """Returns the words of a name; a parameter's own word is one that all libraries have for it."""
+    *modules, own = components(name.lower())
+    words = re.findall(r"[a-z]+", own)
+    return frozenset((*re.findall(r"[a-z]+", "/".join(modules)), *(_OTHER_WORDS.get(word, word) for word in words)))
 
 
 def _sizes_by(modules: Mapping[str, Module], tensors: Mapping[str, Described]) -> dict[Module, Counter[Sizes]]:

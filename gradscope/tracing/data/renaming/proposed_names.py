@@ -3,7 +3,8 @@
 A tensor that is left over is proposed for a variable that is missing where both have the same sizes, in any order and
 but for axes of size one, and more says so than of any other tensor: the modules around them are those of another pair,
 they have the same axes, their modules have the sizes of the same tensors, they have the same numbers where both sides
-number theirs alike, and words of their names in common. Where that is so of none, the order decides: of names that
+number theirs alike, and words of their names in common. Where as much says that it is a parameter as that it is state
+beside that, it is the parameter. Where that is so of none, the order decides: of names that
 differ by numbers alone, on both sides as many, such as of batch norms that one side counts with the convolutions; and
 of a module's variables that have numbers for names, as in the state of Equinox.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from gradscope.frameworks.modules.adapter import Described
+from gradscope.frameworks.modules.adapter import PARAMS, Described
 from gradscope.tracing.data.renaming.name_likeness import (
     Likeness,
     Module,
@@ -28,11 +29,19 @@ from gradscope.tracing.data.renaming.name_likeness import (
 from gradscope.tracing.data.variable_names import components
 
 
-def proposed_names(lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> dict[str, str]:
-    """Returns for variables the name of which more says that it is theirs than of any other of these sizes."""
+def proposed_names(
+    lacking: Mapping[str, Described], extra: Mapping[str, Described], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns for variables the name of which more says that it is theirs than of any other of these sizes.
+
+    Args:
+        lacking: The variables, by path.
+        extra: The tensors that are left over, by name.
+        known: The names of the other variables, by path.
+    """
     likeness = Likeness.of(lacking, extra)
     # A pair that is found says which module is which, and so decides between others; hence the rounds.
-    pairs: dict[str, str] = {}
+    pairs = dict(known)
     while True:
         taken = set(pairs.values())
         free = likeness.among(name for name in extra if name not in taken)
@@ -46,10 +55,20 @@ def proposed_names(lacking: Mapping[str, Described], extra: Mapping[str, Describ
         }
         counts = Counter(found.values())
         once = {path: name for path, name in found.items() if counts[name] == 1}
-        once = once or _in_order(lacking, extra, pairs)
+        once = once or _of_parameters(found) or _in_order(lacking, extra, pairs)
         if not once:
             return {path: pairs[path] for path in lacking if path in pairs}
         pairs |= once
+
+
+def _of_parameters(found: Mapping[str, str]) -> dict[str, str]:
+    """Returns the pairs of parameters, of tensors that may as well be the state beside these.
+
+    A file may have the parameters alone, as of a batch norm the scale and not the running statistics.
+    """
+    params = {path: name for path, name in found.items() if components(path)[0] == PARAMS}
+    counts = Counter(params.values())
+    return {path: name for path, name in params.items() if counts[name] == 1}
 
 
 def _in_order(

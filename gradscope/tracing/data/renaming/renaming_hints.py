@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -42,13 +42,15 @@ class Unmatched:
     Attributes:
         lacking: The variables that were not found, by path.
         extra: The file's tensors that are no variable, by name.
-        prefix: How the names of all variables begin that were found: `module.`.
+        found: The file's names of the other variables, by path.
+        prefix: How all of these names begin: `module.`.
         ruled: Whether the user's rules have renamed the tensors.
         keeps: Whether the user keeps variables as `init` makes them, which are no part of either.
     """
 
     lacking: Mapping[str, Described]
     extra: Mapping[str, Described]
+    found: Mapping[str, str] = field(default_factory=dict[str, str])
     prefix: str = ""
     ruled: bool = False
     keeps: bool = False
@@ -61,7 +63,8 @@ def key_map_hint(unmatched: Unmatched) -> str:
     extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.extra.items()}
     moments = of_optimizers(extra)
     extra = {name: tensor for name, tensor in extra.items() if name not in moments}
-    pairs = proposed_names(lacking, extra)
+    found = {path: name.removeprefix(prefix) for path, name in unmatched.found.items()}
+    pairs = proposed_names(lacking, extra, found)
     lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
     lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines
     more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []

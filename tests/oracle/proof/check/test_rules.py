@@ -622,6 +622,21 @@ def test_a_gradient_that_rounding_changes_by_much_says_why_its_error_may_be_larg
     )
 
 
+def test_a_loss_that_is_another_program_each_time_it_is_traced_is_said_to_be_that() -> None:
+    factors = np.random.default_rng(0)
+    found = proof(lambda w, x: jnp.square(x @ w).mean() * factors.random())
+    row = next(row for row in found.rows if row.what == "observed gradients against jax.grad")
+    assert row.status == "wrong"
+    assert (row.why or "").startswith("the loss is another program each time it is traced")
+
+
+def test_a_seed_may_be_negative_and_a_tolerance_is_a_number() -> None:
+    model = Model.of_values("model", lambda w, x: jnp.square(x @ w).mean(), W, X)
+    assert prove(model, Arguments.of(W, X), Timings(), ProofOptions(seed=-1)).verdict == "correct"
+    with pytest.raises(UsageError, match="expected a number"):
+        ProofOptions(tolerance=float("nan"))
+
+
 def test_a_model_of_the_zoo_is_right() -> None:
     case = ZOO["mlp"]
     found = proof(case.model.loss, *case.arguments())

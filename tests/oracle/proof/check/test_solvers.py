@@ -86,6 +86,17 @@ def begun(step: Callable[[Any], Any], start: Any) -> Any:
     return lax.fori_loop(0, 2, lambda _, z: 0.7 * z + 0.3 * step(z), step(start))
 
 
+def wandering(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, to a tolerance of the last step, by steps that wander about near the solution."""
+
+    def move(z: Any) -> Any:
+        new = step(z)
+        return jnp.where(jnp.linalg.norm(new - z) * 1e7 > 1.0, new, new + jnp.sin(1e9 * z) / 1e7)
+
+    going = lambda state: (state[0] < 500) & (jnp.linalg.norm(state[1] - state[2]) > 1e-6)  # noqa: E731
+    return lax.while_loop(going, lambda s: (s[0] + 1, move(s[1]), s[1]), (0, step(start), start))[1]
+
+
 def cell(w: Any, x: Any, z: Any) -> Any:
     return jnp.tanh(z @ w + x)
 
@@ -235,6 +246,12 @@ def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None
     assert gradient(equilibrium(begun)).status in ("correct", "not checked")
 
 
+def test_a_small_error_is_not_wrong_where_a_solver_reaches_no_smaller_tolerance() -> None:
+    assert gradient(equilibrium(wandering)).status in ("correct", "not checked")
+    assert gradient(equilibrium(wandering, factor=1.01)).status == "wrong"
+    assert gradient(equilibrium(until_small, factor=1.0002)).status == "wrong"
+
+
 @pytest.mark.parametrize("times", [3, 4, 7])
 def test_steps_that_python_repeats_are_found_and_may_be_taken_again(times: int) -> None:
     def function(w: Any, x: Any) -> Any:
@@ -278,6 +295,15 @@ def test_a_wrong_rule_of_a_solver_and_what_it_makes_are_wrong() -> None:
 
 def test_the_factor_of_a_rule_shows_through_the_error_of_its_solver() -> None:
     assert gradient(equilibrium(repeated, factor=0.9)).factor == pytest.approx(0.9, rel=1e-7)
+
+
+def test_a_factor_is_not_that_of_a_loop_that_computes_something_else_where_it_runs_longer() -> None:
+    def power(x: Any, n: Any) -> Any:
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * x), (0, jnp.ones_like(x)))[1]
+
+    wrong = jax.custom_vjp(power)
+    wrong.defvjp(lambda x, n: (power(x, n), (x, n)), lambda kept, g: (g * power(kept[0], kept[1] - 1), None))
+    assert gradient(lambda w, x: jnp.square(x).sum() * wrong(1.5 + w, 3).sum()).factor == pytest.approx(1 / 3, rel=1e-7)
 
 
 def test_a_tolerance_may_be_given() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,33 @@ def orbax(path: Path) -> Path:
     return path / "saved"
 
 
+CONFIG = {"learning_rate": 0.1, "optimizer": "adam"}
+
+
+def flax_msgpack_with_text(path: Path) -> Path:
+    library = pytest.importorskip("flax.serialization", reason="Flax is absent: its checkpoints were NOT read back")
+    (path / "saved.msgpack").write_bytes(library.msgpack_serialize({"model": VARIABLES, "config": CONFIG}))
+    return path / "saved.msgpack"
+
+
+def orbax_with_text(path: Path) -> Path:
+    library = pytest.importorskip("orbax.checkpoint", reason="Orbax is absent: its checkpoints were NOT read back")
+    with library.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path / "saved", {"model": jax.tree.map(np.asarray, VARIABLES), "config": CONFIG})
+    return path / "saved"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("save", [flax_msgpack_with_text, orbax_with_text])
+def test_text_beside_the_variables_is_no_tensor(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = save(tmp_path)
+    found = load(path)
+    assert len(found.notes) == 1
+    assert_restored(replace(found, notes=()))
+    with open_checkpoint(path) as tensors:
+        assert [name for name in tensors if name.startswith("config")] == ["config/learning_rate"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("save", [npz, npz_without_collections, a_dump, safetensors, flax_msgpack, equinox, orbax])
 def test_saved_variables_are_restored_bfloat16_included(save: Callable[[Path], Path], tmp_path: Path) -> None:
@@ -191,6 +219,15 @@ def test_a_checkpoint_of_another_model_is_said_to_be_that(tmp_path: Path) -> Non
     assert [line.split()[:3] for line in lines] == [["it", "lacks", lines[0].split()[2]], ["the", "model", "has"]]
     assert refused.value.hint is not None
     assert refused.value.hint.startswith("name the model that it is of; where only the names differ, --map-keys")
+
+
+def test_a_checkpoint_of_other_numbers_is_not_said_to_be_of_another_model(tmp_path: Path) -> None:
+    np.savez(tmp_path / "saved.npz", **{name: np.zeros(array.shape, np.int32) for name, array in flat().items()})
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.npz")
+    first = refused.value.message.splitlines()[0]
+    assert "is not a checkpoint of this model: " in first
+    assert "params/head/kernel is int32, expected float32" in first
 
 
 def test_several_places_without_any_variable_are_no_choice(tmp_path: Path) -> None:

@@ -51,6 +51,56 @@ def test_what_an_optimizer_stores_is_proposed_for_no_variable(moment: str, tmp_p
     assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
 
 
+def test_what_an_optimizer_stores_of_a_model_below_a_prefix_is_proposed_for_no_variable(tmp_path: Path) -> None:
+    names = {f"model.layers.{at}.conv{conv}.weight": f"params/Block_{at}/conv{conv}/kernel"
+             for at in range(2) for conv in (1, 2)}  # fmt: skip
+    lacking, extra = (dict.fromkeys(each, np.zeros((8, 8, 3, 3), np.float32)) for each in (names.values(), names))
+    moments = {f"optimizer.state.{name.removeprefix('model.')}.exp_avg": each for name, each in extra.items()}
+    hint = key_map_hint(Unmatched(lacking=lacking, extra=moments | extra))
+    assert renamed(hint, names, tmp_path) == names
+
+
+def test_of_a_norm_whose_statistics_were_not_saved_the_parameters_are_proposed(tmp_path: Path) -> None:
+    leaves = {"weight": "scale", "bias": "bias"}
+    names = {f"layers.{at}.bn{norm}.{theirs}": f"params/layers_{at}/bn{norm}/{ours}"
+             for at in range(2) for norm in (1, 2) for theirs, ours in leaves.items()}  # fmt: skip
+    paths = [*names.values(), *(f"batch_stats/layers_{at}/bn{norm}/{each}"
+                                for at in range(2) for norm in (1, 2) for each in ("mean", "var"))]  # fmt: skip
+    array = np.zeros(8, np.float32)
+    hint = key_map_hint(Unmatched(lacking=dict.fromkeys(paths, array), extra=dict.fromkeys(names, array)))
+    assert renamed(hint, names, tmp_path) == names
+
+
+def test_the_state_of_a_norm_is_that_of_the_module_whose_parameters_were_found(tmp_path: Path) -> None:
+    array, norms = np.zeros(8, np.float32), ["0.bn1", "0.bn2", "1.bn1"]
+    statistics = ["running_mean", "running_var"]
+    names = {f"layers.{norm}.{leaf}": f"state/layers/{norm.replace('.', '/')}/index/{number}"
+             for norm in norms for number, leaf in enumerate(statistics)}  # fmt: skip
+    found = {f"params/layers/{norm.replace('.', '/')}/bias": f"net.layers.{norm}.bias" for norm in norms}
+    unmatched = Unmatched(
+        lacking=dict.fromkeys(names.values(), array),
+        extra={f"net.{name}": array for name in names},
+        found=found,
+        prefix="net.",
+    )
+    hint = key_map_hint(unmatched)
+    assert renamed(hint.replace("  ^net\\. ->\n", ""), names, tmp_path) == names
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [("gamma", "beta", "moving_mean", "moving_variance"), ("scale", "offset", "mean", "var")],
+    ids=["Keras", "Haiku"],
+)
+def test_a_parameter_has_another_word_in_each_library(leaves: tuple[str, ...], tmp_path: Path) -> None:
+    ours = ["params/{}/scale", "params/{}/bias", "batch_stats/{}/mean", "batch_stats/{}/var"]
+    names = {f"net/bn_{at}/{leaf}": path.format(f"BatchNorm_{at}")
+             for at in range(2) for leaf, path in zip(leaves, ours, strict=True)}  # fmt: skip
+    array = np.zeros(8, np.float32)
+    hint = key_map_hint(Unmatched(lacking=dict.fromkeys(names.values(), array), extra=dict.fromkeys(names, array)))
+    assert renamed(hint, names, tmp_path) == names
+
+
 def test_a_layer_may_have_the_name_of_a_moment(tmp_path: Path) -> None:
     names = {"encoder.mu.weight": "params/encoder/mean/kernel", "encoder.fc.weight": "params/encoder/hidden/kernel"}
     shapes = {"encoder.mu.weight": (4, 8), "encoder.fc.weight": (8, 6)}

@@ -126,6 +126,19 @@ def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_d
     assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
 
 
+def test_averages_are_not_taken_for_parameters_that_are_spelled_less_fully(folder: Path) -> None:
+    own = {name: array for name, array in values().items() if name.startswith("params/")}
+    statistics = {name: array for name, array in values().items() if name not in own}
+    averages = {f"ema/{name}": 0.5 * array for name, array in own.items()}
+    target = {name.replace("params/", "target/"): array for name, array in own.items()}
+    command = dump(folder, averages | target | statistics)
+    assert command.status == 3
+    assert "params may be ema or target" in command.errors
+    (folder / "names.txt").write_text("^ema/.* ->")
+    assert_restored(dump(folder, averages | target | statistics, "--map-keys", "names.txt"), folder)
+    assert dump(folder, averages | statistics).status == 0
+
+
 def test_what_is_missing_is_grouped(folder: Path) -> None:
     kept = {name: array for name, array in values().items() if "params" not in name}
     command = dump(folder, kept)
