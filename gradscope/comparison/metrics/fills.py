@@ -74,8 +74,10 @@ def _may_have_fill(operand: Operand) -> bool:
     stats: Mapping[str, Json] = operand.entry.stats
     if not is_floating(operand.entry.dtype):
         return False
-    if "p99" not in stats or stats.get("posinf") or stats.get("neginf"):
-        return not stats or "p99" in stats
+    if not stats or stats.get("posinf") or stats.get("neginf"):
+        return True
+    if "p99" not in stats:  # those of the core tier tell nothing of it
+        return False
     largest = as_float(stats["amax"])
     small = min(as_float(stats["p1"]), as_float(stats["p50"]))
     return as_float(stats["p99"]) >= _EQUAL * largest and small * _APART <= largest
