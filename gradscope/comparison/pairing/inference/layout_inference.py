@@ -4,7 +4,7 @@ A pair under two names, or of two frameworks, may have any layout. A pair under 
 else shows that one program is a port of the other, so that a transposed kernel is a fault. What shows a port is how the
 values are used: both dumps hold activations, so that a kernel that is stored transposed and used as if it were not has
 another output. Once a parameter or an input is found in another layout, activations may be, too: their shapes can agree
-by chance (as many channels as rows).
+by chance (as many channels as rows). So may those with their sizes in another order: what reads them shows a fault.
 
 Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
 a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
@@ -56,7 +56,7 @@ _OUTPUTS: Final = (ACTIVATION, AUX)
 #: The families of tensors with one order of axes throughout a program.
 _COMPUTED: Final = (ACTIVATION, INPUT)
 
-#: The number of elements that show whether a pair agrees as it is.
+#: How many elements show whether a pair agrees as it is.
 _FIRST_ELEMENTS: Final = 4096
 
 
@@ -76,19 +76,19 @@ def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tupl
 
 class _Inference:
     def __init__(self, dumps: Dumps, mapper: Mapper) -> None:
-        self._dumps = dumps
-        self._mapper = mapper
+        self._dumps, self._mapper = dumps, mapper
         self._search = LayoutSearch(dumps)
         self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
-        families = ([entry.family for entry in each.manifest.entries] for each in (dumps.ref, dumps.cand))
-        self._used = all(ACTIVATION in each for each in families)
+        programs = dumps.ref.manifest, dumps.cand.manifest
+        self._used = all(ACTIVATION in {entry.family for entry in each.entries} for each in programs)
+        self._layered = all(each.layers for each in programs)
 
     def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
         plain = [match for match in matches if self._comparable(match)]
         first = [match for match in plain if _family(match) in _PROOFS]
         found = self._by_values([match for match in first if self._free(match, ported=self._used)])
         transposed = transposed_by_values(self._dumps, matches)
-        laid_out = [match for match, each in found.items() if each and each[0].steps(self._shape(match))]
+        laid_out = (match for match, each in found.items() if each and each[0].steps(self._shape(match)))
         ported = any(_family(match) in _PROOFS for match in (*transposed, *laid_out))
         rest = [match for match in plain if _family(match) not in _PROOFS and self._free(match, ported=ported)]
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
@@ -152,7 +152,8 @@ class _Inference:
         """Returns whether a pair may have another layout, and is not known to agree as it is."""
         one, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
         if one.shape != other.shape:
-            alike = _subject(match)[0] in _OUTPUTS and differ_by_ones(arranged(one), arranged(other))
+            turned = self._layered and sorted(one.shape) == sorted(other.shape)
+            alike = _subject(match)[0] in _OUTPUTS and (turned or differ_by_ones(arranged(one), arranged(other)))
             return match.matched_by != "name" or self._frameworks or ported or alike
         renamed = match.matched_by == "path" and len(arranged(one)) > 1 and end_of(one.name) != end_of(other.name)
         return renamed or (ported and len(one.shape) > 0 and not self._agrees(match))

@@ -12,6 +12,7 @@ import pytest
 from jax import Array
 
 import gradscope as gs
+from gradscope.api.reading import Dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.data import drawn
 
@@ -126,3 +127,33 @@ def test_other_operations_of_a_loss_are_no_difference(
 def test_another_loss_of_other_operations_is_a_difference() -> None:
     found = gs.compare(_classified(_dense, _by_log_softmax), _classified(_broadcast, _of_another_label))
     assert found.verdict == "different"
+
+
+def _sequences(*, batch_first: bool, scale: float = 1.0) -> Dump:
+    """A recurrent sum over time, with the batch or the time first, under the same names."""
+
+    def loss(weights: dict[str, Any], batch: Any) -> Any:
+        x = batch if batch_first else batch.swapaxes(0, 1)
+        with jax.named_scope("up"):
+            x = x @ weights["up"]
+        with jax.named_scope("sum"):
+            x = scale * jnp.cumsum(x, 1 if batch_first else 0)
+        with jax.named_scope("act"):
+            x = jnp.tanh(x)
+        return jnp.square(x.mean(1 if batch_first else 0) @ weights["down"]).mean()
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = {"up": jax.random.normal(keys[0], (4, 6)), "down": jax.random.normal(keys[1], (6, 2))}
+    return gs.capture(loss, weights, jax.random.normal(keys[2], (3, 5, 4)), origins=False)
+
+
+def test_values_of_one_name_may_have_their_axes_in_another_order() -> None:
+    reference, other = _sequences(batch_first=True), _sequences(batch_first=False)
+    for found in (gs.compare(reference, other), gs.compare(other, reference)):
+        assert found.verdict == "same", found.sentence
+        turned = {row.name for row in found.rows if row.made_by == "transpose [1, 0, 2]"}
+        assert turned == {"up", "sum", "act"}
+    wrong = gs.compare(reference, _sequences(batch_first=False, scale=1.01))
+    assert wrong.verdict == "different"
+    assert wrong.first_divergence.forward is not None
+    assert wrong.first_divergence.forward.name == "sum"
