@@ -990,14 +990,20 @@ def test_biases_of_zero_may_have_an_axis_of_heads(ops: bool) -> None:
         assert found.verdict == "same", found.sentence
 
 
-def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_update_them() -> None:
+def _normalised(*, momentum: float, unbiased: bool, mean_of_zero: bool) -> tuple[Dump, Dump, dict[int, str]]:
+    """Two batch norms at initialisation, captured from PyTorch, the port, and the names that the port has for both."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6))
+    module = nn.Sequential(
+        *(nn.Conv1d(6, 6, 3, bias=not mean_of_zero), nn.BatchNorm1d(6)),
+        *(nn.Conv1d(6, 6, 1 if mean_of_zero else 3, bias=not mean_of_zero), nn.BatchNorm1d(6)),
+    )
     x = torch.randn(8, 6, 9) + 1
     reference = capture(module, lambda y: (y**3).mean(), x, updates=True)
     state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
     names = {0: "z", 1: "norm_z", 2: "a", 3: "norm_a"}
-    params = {names[at]: {"kernel": state[f"{at}.weight"].T.copy(), "bias": state[f"{at}.bias"]} for at in (0, 2)}
+    params: dict[str, Any] = {names[at]: {"kernel": state[f"{at}.weight"].T.copy()} for at in (0, 2)}
+    if not mean_of_zero:
+        params = {names[at]: params[names[at]] | {"bias": state[f"{at}.bias"]} for at in (0, 2)}
     params |= {names[at]: {"scale": state[f"{at}.weight"], "bias": state[f"{at}.bias"]} for at in (1, 3)}
     start = {names[at]: {"mean": np.zeros(6, np.float32), "var": np.ones(6, np.float32)} for at in (1, 3)}
 
@@ -1009,16 +1015,22 @@ def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_upda
                 x = jax.lax.conv_general_dilated(
                     x, own[conv]["kernel"], (1,), "VALID", dimension_numbers=("NHC", "HIO", "NHC")
                 )
-                x = x + own[conv]["bias"]
+                x = x + own[conv].get("bias", 0.0)
             with jax.named_scope(norm):
                 mean, var = x.mean((0, 1)), x.var((0, 1))
-                updated[norm] = {"mean": 0.5 * old["mean"] + 0.5 * mean, "var": 0.5 * old["var"] + 0.5 * var}
+                new = {"mean": mean, "var": x.var((0, 1), ddof=1) if unbiased else var}
+                updated[norm] = {key: (1 - momentum) * old[key] + momentum * new[key] for key in new}
                 x = (x - mean) * jax.lax.rsqrt(var + 1e-5) * own[norm]["scale"] + own[norm]["bias"]
         return (x**3).mean(), {"batch_stats": updated}
 
     variables = {"params": params, "batch_stats": start}
     with jax.numpy_rank_promotion("allow"):
         port = gs.capture(loss, variables, x.numpy().swapaxes(1, 2).copy(), origins=False)
+    return reference, port, names
+
+
+def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_update_them() -> None:
+    reference, port, names = _normalised(momentum=0.5, unbiased=False, mean_of_zero=False)
     found = gs.compare(reference, port)
     assert {match.ref: match.cand for match in found.matches if match.ref.startswith(("state/", "aux/"))} == {
         f"{family}/{at}/running_{kind}": f"{family}/batch_stats/{names[at]}/{kind}"
@@ -1026,3 +1038,17 @@ def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_upda
         for at in (1, 3)
         for kind in ("mean", "var")
     }
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.2])
+def test_a_running_mean_may_be_zero_but_for_rounding(momentum: float) -> None:
+    reference, port, _ = _normalised(momentum=momentum, unbiased=True, mean_of_zero=True)
+    for one, other in ((reference, port), (port, reference)):
+        found = gs.compare(one, other)
+        assert found.verdict == ("same" if momentum == 0.1 else "different"), found.sentence
+        means = [
+            row
+            for row in found.rows
+            if row.family == "aux" and row.name in ("3/running_mean", "batch_stats/norm_a/mean")
+        ]
+        assert means[0].why.startswith("zero but for rounding: "), means[0].why
