@@ -1052,3 +1052,40 @@ def test_a_running_mean_may_be_zero_but_for_rounding(momentum: float) -> None:
             if row.family == "aux" and row.name in ("3/running_mean", "batch_stats/norm_a/mean")
         ]
         assert means[0].why.startswith("zero but for rounding: "), means[0].why
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_rounding_is_larger_where_the_loss_is_a_sum(summed: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3))
+    x, labels = torch.randn(4, 1, 6), torch.randint(3, (4, 5))
+    reduction = "mean" if summed else "sum"
+    reference = capture(module, lambda y: nn.functional.cross_entropy(y, labels, reduction=reduction), x)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    weights = {
+        "conv": {"kernel": state["0.weight"].T.copy(), "bias": state["0.bias"]},
+        "norm": {"scale": state["1.weight"], "bias": state["1.bias"]},
+    }
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("conv"):
+            y = jax.lax.conv_general_dilated(
+                batch["x"], weights["conv"]["kernel"], (1,), "VALID", dimension_numbers=("NHC", "HIO", "NHC")
+            )
+            y = y + weights["conv"]["bias"]
+        with jax.named_scope("norm"):
+            y = (y - y.mean((0, 1))) * jax.lax.rsqrt(y.var((0, 1)) + 1e-5) * weights["norm"]["scale"]
+            y = y + weights["norm"]["bias"]
+        losses = -jnp.take_along_axis(jax.nn.log_softmax(y), batch["label"][..., None], axis=-1)
+        return losses.sum() if summed else losses.mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        batch = {"x": x.numpy().swapaxes(1, 2).copy(), "label": labels.numpy().astype(np.int32)}
+        port = gs.capture(loss, weights, batch, origins=False)
+    found = gs.compare(reference, port)
+    assert found.sentence.startswith("The loss is reduced otherwise: it is "), found.sentence
+    assert ("a sum over 20 numbers is of their mean" if summed else "a mean over 20 numbers is of their sum") in (
+        found.sentence
+    )
+    bias = next(row for row in found.rows if (row.family, row.name) == ("param_grad", "0/bias"))
+    assert bias.why.startswith("zero but for rounding: "), bias.why
