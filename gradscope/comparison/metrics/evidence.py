@@ -80,6 +80,8 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
     one, other = ref.entry, cand.entry
     if one.absent is not None and other.absent is not None:
         return PairEvidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
+    if zero := _zero_on_one_side(ref, cand):
+        return PairEvidence(needed=0.0, why=zero)
     if obstacle := _obstacle(one, other):
         return PairEvidence(why=obstacle)
     if not (ref.has_tensor and cand.has_tensor):
@@ -94,6 +96,14 @@ def no_gradient_in(side: str) -> str:
         side: `reference` or `candidate`.
     """
     return f"no gradient arrives in the {side}"
+
+
+def _zero_on_one_side(ref: Operand, cand: Operand) -> str:
+    """Returns that no gradient arrives in one program, and one of zeros in the other, which is the same; else ""."""
+    for operand, other, side in ((ref, cand, "reference"), (cand, ref, "candidate")):
+        if operand.entry.absent == "disconnected" and _measured(other).stats.get("l2") == 0:
+            return f"{no_gradient_in(side)} (disconnected), and the other one's is zero"
+    return ""
 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:

@@ -7,7 +7,8 @@
 The dump has every module's outputs and the gradients that arrive at them, parameters, inputs and their gradients, and
 buffers (as `state`, before the run). Names are PyTorch's, with slashes for dots: `layer1/0/conv1`; a module's second
 call is `layer1/0/relu#2`, the second of several outputs `encoder.1`. A tensor that a module returns unchanged is one
-tensor under several names. Tensors keep PyTorch's layout and their own dtype, bfloat16 included.
+tensor under several names. Tensors keep PyTorch's layout and their own dtype, bfloat16 included. The gradient of a
+complex tensor is that of JAX, the conjugate of PyTorch's.
 
 Sharp edges. The module itself is a layer only where its output is not the output of one of its modules. Operations that
 a module runs without calling a module are seen as that module's output, not one by one; what that is computed from,

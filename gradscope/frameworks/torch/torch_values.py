@@ -178,7 +178,7 @@ class Values:
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
         """Writes the gradient with respect to a value, under all its names."""
         value.gradient = True
-        array = to_numpy(gradient)
+        array = to_numpy(gradient.conj())  # JAX's; PyTorch has the other one of the two conjugates
         stats = tensor_stats(array, tier="full" if value.names else "core")
         value.gradient_power = power_of(stats)
         if value.names:

@@ -61,3 +61,30 @@ def test_a_fault_in_it_is_told_at_its_place(how: str, said: str) -> None:
         found = gs.compare(_dump(reference), _dump(how))
         assert not found
         assert said in found.sentence, found.sentence
+
+
+def _piecewise(*, stopped: bool, slope: float) -> Dump:
+    """A penalty on the gradient of a critic that is linear around almost every point."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def critic(x: Any) -> Any:
+            for name in ("first", "second"):
+                with jax.named_scope(name):
+                    x = x @ weights[name]["v"]
+                # JAX has no gradient of a comparison, and one of zero of a product with zero.
+                x = jnp.where(x >= 0, x, slope * x) if stopped else jnp.where(x >= 0, 1.0, slope) * x + 0.0 * x**3
+            return x.sum()
+
+        penalty = (jnp.linalg.norm(jax.grad(critic)(batch["x"]), axis=1) - 1) ** 2
+        return penalty.mean()
+
+    return captured((loss, WEIGHTS, X))
+
+
+@pytest.mark.parametrize("slope", [0.2, 0.25])
+def test_no_gradient_is_one_of_zero(slope: float) -> None:
+    dumps = _piecewise(stopped=False, slope=0.2), _piecewise(stopped=True, slope=slope)
+    for one, other in (dumps, dumps[::-1]):
+        found = gs.compare(one, other)
+        assert found.verdict == ("same" if slope == 0.2 else "different"), found.sentence
+        assert "no gradient arrives" not in found.sentence

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradscope.api.capture_function import capture as jax_capture
 from gradscope.api.comparing import compare
 from gradscope.api.reading import Dump
 from gradscope.dump.verify import verify
@@ -397,7 +400,30 @@ def test_complex_values_and_conjugate_views() -> None:
     model, x = nn.Identity(), torch.randn(4, dtype=torch.complex64)
     dump = capture(model, lambda y: (y.conj() * y).real.sum(), x.conj())
     assert np.array_equal(dump["input/input"], x.numpy().conj())
-    assert np.allclose(dump["input_grad/input"], 2 * x.numpy().conj())
+    assert np.allclose(dump["input_grad/input"], 2 * x.numpy())
+
+
+def test_gradients_of_complex_values_are_those_of_jax() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+            self.spectrum = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.irfft(self.spectrum(torch.fft.rfft(x) * self.weight), n=8)
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("spectrum"):
+            y = jnp.fft.rfft(x) * weights["weight"][None]
+        return jnp.square(jnp.fft.irfft(y, n=8)[:, :3]).mean()
+
+    model, x = Filter(), torch.randn(2, 8)
+    dump = capture(model, lambda y: y[:, :3].square().mean(), x)
+    weights = {"weight": model.weight.detach().numpy()}
+    assert np.allclose(dump["param_grad/weight"], jax.grad(loss)(weights, x.numpy())["weight"], atol=1e-6)
+    found = compare(dump, jax_capture(loss, weights, x.numpy(), origins=False))
+    assert found.verdict == "same", found.sentence
 
 
 def test_non_reentrant_checkpoints_are_recorded_once() -> None:

@@ -222,7 +222,8 @@ def _reductions(dumps: Dumps, matches: Sequence[Match], factor: float, limit: fl
     counts = {len(each.recipe.keys) for each in matches if _joins_parts(each)}
     yield from (f"a sum over {count} parts of the batch is of their mean" for count in sorted(counts)
                 if abs(factor / count - 1) <= limit)  # fmt: skip
-    shapes = [entry.shape for entry in dumps.ref.manifest.entries if entry.family == INPUT]
+    sources = dumps.ref, dumps.cand  # a capture of PyTorch has no labels
+    shapes = [entry.shape for source in sources for entry in source.manifest.entries if entry.family == INPUT]
     for shape in shapes:
         for axes, size in enumerate(itertools.accumulate(shape, operator.mul)):
             of = f"{size} examples" if axes == 0 else f"{size} numbers"

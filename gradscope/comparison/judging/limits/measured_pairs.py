@@ -74,7 +74,7 @@ def measured_pairs(dumps: Dumps, matches: Sequence[Match], options: CompareOptio
         key, (owner, *_) = match.cand, own[1].keys
         ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
         dtype = limits.dtype(ref, cand)
-        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
+        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype, evidence[own].distance)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
         tolerances = limits.tolerance(ref, cand), limits.exact_tolerance(ref, cand)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.judging.rounding.floor import UNRELATED, Floor
@@ -38,18 +39,28 @@ class PairFloors:
         self._floors = RoundingFloors(ref), RoundingFloors(cand)
         self._in_ref = bool(ref.manifest.layers)
 
-    def floor(self, ref: str, cand: Sequence[str], dtype: str) -> Floor | None:
+    def floor(self, ref: str, cand: Sequence[str], dtype: str, distance: float | None = None) -> Floor | None:
         """Returns the floor of a pair; None where it has none.
 
         Args:
             ref: The reference's key.
             cand: The candidate's keys, of which the tensor is made.
             dtype: The coarser dtype that it was computed in.
+            distance: The l2 norm of the difference; None where it is not known.
         """
-        own, other = self._floors
-        if (known := own.floor(ref, dtype)) is not None:
-            return known
-        found = other.floor(cand[0], dtype)
+        own = self._floors[0].floor(ref, dtype)
+        if own is None:
+            return self._of_cand(ref, cand, dtype)
+        if own.is_estimate or distance is None or not own.l2 < distance < math.inf:
+            return own
+        # All gradients of a loss that is a sum are larger than those of a mean, and so is what is rounding of them.
+        other = self._of_cand(ref, cand, dtype)
+        larger = other is not None and not other.is_estimate and other.l2 > own.l2
+        return replace(own, l2=other.l2) if other is not None and larger else own
+
+    def _of_cand(self, ref: str, cand: Sequence[str], dtype: str) -> Floor | None:
+        """Returns the floor of a pair by the candidate's layers; None where it has none."""
+        found = self._floors[1].floor(cand[0], dtype)
         if found is None or not self._in_ref:
             return found
         size, whole = (

@@ -15,6 +15,7 @@ can reach. It follows from the scale of the tensors that it is computed from, an
     gradient of an activation     outputs of each input         gradient of the output, times the kernel
     of one that is broadcast      outputs of each input         gradient of the output, times the factors of a product
     activation                    inputs of each output         input, times the kernel
+    mean that a layer returns     positions of its input        input, divided by their number
 
 Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up
 to n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only
@@ -47,6 +48,7 @@ from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import (
     ACTIVATION,
     ACTIVATION_GRAD,
+    AUX,
     EXAMPLE_GRAD,
     INPUT,
     INPUT_GRAD,
@@ -91,6 +93,7 @@ class RoundingFloors:
         self._known_sizes: dict[tuple[str, int], TensorSizes] = {}
         # What a block returns is more than one sum, whatever kernels are inside it.
         self._makers = {name: layer for layer in layers if layer.path not in composites for name in layer.outputs}
+        self._by_path = {layer.path: layer for layer in layers}
 
     def floor(self, key: str, dtype: str) -> Floor | None:
         """Returns the floor of a tensor; None where it has none.
@@ -193,6 +196,21 @@ class RoundingFloors:
             layer = self._makers[entry.name]
             scale = max(self._scale(ACTIVATION, layer.inputs), self._scale(INPUT, layer.inputs))
             yield from self._of_product(entry, layer, scale)
+        elif entry.family == AUX and len(entry.shape) == 1:
+            yield from self._of_mean(entry)
+
+    def _of_mean(self, entry: Entry) -> Iterator[TermSum]:
+        """Yields the sums that make the mean of what a layer reads, as that of a batch norm is, by its name.
+
+        The mean of what a layer without a bias makes of values whose mean is zero is zero but for rounding.
+        """
+        scope = entry.name.rpartition("/")[0]
+        while scope and scope not in self._by_path:  # `norm` of `batch_stats/norm`
+            scope = scope.partition("/")[2]
+        if scope:
+            for shape, rms in self._sizes(ACTIVATION, self._by_path[scope].inputs).by_shape.items():
+                if (count := math.prod(shape) // math.prod(entry.shape)) > 1 and entry.shape[0] in shape:
+                    yield TermSum(terms=count, scale=rms / count)
 
     def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[TermSum]:
         """Yields the sum over positions of a layer's output that makes the gradient of a parameter."""

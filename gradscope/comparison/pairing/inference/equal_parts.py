@@ -129,7 +129,7 @@ def rounding(dtype: str) -> float:
 
 def norm_of(array: Array) -> float:
     """Returns the Euclidean norm of an array, in float64."""
-    return float(np.linalg.norm(array.astype(np.float64).ravel()))
+    return float(np.linalg.norm(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64).ravel()))
 
 
 def _divisible(array: Array, count: int) -> list[int]:

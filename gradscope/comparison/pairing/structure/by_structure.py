@@ -7,7 +7,7 @@ together; what is left of layers is paired by them alone.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -40,9 +40,11 @@ def by_structure(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def _aligned(dumps: Dumps, pairing: Pairing, family: str, rating: _Rating) -> Iterator[Match]:
     ref, cand = (_owners(source, keys, family) for source, keys in _sides(dumps, pairing))
     anchors = _anchors(dumps, pairing, family)
-    for ones, others in _segments(dumps, ref, cand, anchors):
-        if len(ones) * len(others) <= _MOST_PAIRS:
-            yield from (Match.of(one, other, "order") for one, other in _best_alignment(ones, others, rating))
+    # All parameters of a layer of PyTorch are used at once, and a program of single operations adds a bias last.
+    for place in (bisect_right, bisect_left):
+        for ones, others in _segments(dumps, ref, cand, anchors, place):
+            if len(ones) * len(others) <= _MOST_PAIRS:
+                yield from (Match.of(one, other, "order") for one, other in _best_alignment(ones, others, rating))
 
 
 def _sides(dumps: Dumps, pairing: Pairing) -> tuple[tuple[DumpSource, Sequence[str]], tuple[DumpSource, Sequence[str]]]:
@@ -97,16 +99,28 @@ def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int
 
 
 def _segments(
-    dumps: Dumps, ref: Sequence[str], cand: Sequence[str], anchors: Sequence[tuple[int, int]]
+    dumps: Dumps,
+    ref: Sequence[str],
+    cand: Sequence[str],
+    anchors: Sequence[tuple[int, int]],
+    place: Callable[[Sequence[int], int], int],
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yields the keys of both dumps between two pairs that are next to each other."""
+    """Yields the keys of both dumps between two pairs that are next to each other.
+
+    Args:
+        dumps: The dumps.
+        ref: Keys of the reference.
+        cand: Keys of the candidate.
+        anchors: The execution indices of the pairs, in order.
+        place: Returns the place of an index among sorted ones: before or behind those that it is equal to.
+    """
     firsts, seconds = [first for first, _ in anchors], [second for _, second in anchors]
     ones: dict[int, list[str]] = {}
     for key in ref:
-        ones.setdefault(bisect_left(firsts, index_of(dumps.ref, key)), []).append(key)
+        ones.setdefault(place(firsts, index_of(dumps.ref, key)), []).append(key)
     others: dict[int, list[str]] = {}
     for key in cand:
-        others.setdefault(bisect_left(seconds, index_of(dumps.cand, key)), []).append(key)
+        others.setdefault(place(seconds, index_of(dumps.cand, key)), []).append(key)
     yield from ((ones[segment], others[segment]) for segment in ones if segment in others)
 
 

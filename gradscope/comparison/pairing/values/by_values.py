@@ -17,11 +17,10 @@ A single element says little: tensors of one are matched by `by_number`, paramet
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress, islice, product, starmap, takewhile
+from itertools import compress, islice, product, starmap
 from math import prod
 from typing import Final
 
@@ -29,14 +28,24 @@ from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.cut_gradients import StoppedGradients
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
-from gradscope.comparison.pairing.values.equality import Equality, absent_keys
+from gradscope.comparison.pairing.values.equality import Equality, absent_keys, is_constant
+from gradscope.comparison.pairing.values.name_similarity import NameSimilarity, scopes
 from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, PARAM_GRAD, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import (
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    TENSOR,
+    gradient_key,
+    is_gradient,
+    key_of,
+    split_key,
+    subject_family,
+)
 
 #: The most pairs of equal tensors that are all rated.
 _MOST_PAIRS: Final = 4096
@@ -53,7 +62,23 @@ def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     yield from siblings
     known = unmatched.with_matches([*found, *siblings])
     stopped = StoppedGradients(dumps, known.matched)
-    yield from (each for each in _of_families(dumps, known, equality, gradients=True) if not stopped.has(each))
+    gradients = [each for each in _of_families(dumps, known, equality, gradients=True) if not stopped.has(each)]
+    yield from gradients
+    yield from _constants_by_gradient(known.with_matches(gradients), equality)
+
+
+def _constants_by_gradient(unmatched: Pairing, equality: Equality) -> Iterator[Match]:
+    """Yields matches of equal constants by their gradients, as of a bias of all heads and one with an axis of them."""
+    recipes = {match.ref: match.recipe for match in unmatched.matched if split_key(match.ref)[0] == PARAM_GRAD}
+    free = frozenset(unmatched.only_cand)
+    for key in (key for key in unmatched.only_ref if split_key(key)[0] == PARAM):
+        recipe = recipes.get(gradient_key(key))
+        others = () if recipe is None else tuple(key_of(PARAM, split_key(each)[1]) for each in recipe.keys)
+        if recipe is None or len(others) != 1 or others[0] not in free:
+            continue
+        one, other = equality.ref_stats(key), equality.cand_stats(others[0])
+        if is_constant(one) and is_constant(other) and one["min"] == other["min"]:
+            yield Match(ref=key, recipe=replace(recipe, keys=others), matched_by="fingerprint")
 
 
 def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
@@ -135,8 +160,28 @@ def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradie
 def _decided(
     dumps: Dumps, some: Pairing, known: Sequence[Match], classes: Sequence[EqualClasses], equality: Equality
 ) -> Iterator[Match]:
-    """Yields matches of ambiguous values, those with the most evidence first."""
-    similarity, use = _NameSimilarity(known), SameUse(dumps, known)
+    """Yields matches of ambiguous values, those with the most evidence first, and those of state last.
+
+    No layer says which state it uses: only the names do, once the parameters beside it are matched.
+    """
+    states = [each for each in classes if _has_state(each)]
+    others = [each for each in classes if not _has_state(each)]
+    found = list(_by_evidence(dumps, some, known, others, equality))
+    yield from found
+    used = some.with_matches(found)
+    yield from _by_evidence(dumps, used, [*known, *used.matched[len(some.matched) :]], states, equality)
+
+
+def _has_state(classes: EqualClasses) -> bool:
+    return STATE in (split_key(classes.refs[0])[0], split_key(classes.cands[0])[0])
+
+
+def _by_evidence(
+    dumps: Dumps, some: Pairing, known: Sequence[Match], classes: Sequence[EqualClasses], equality: Equality
+) -> Iterator[Match]:
+    if not classes:
+        return
+    similarity, use = NameSimilarity(known), SameUse(dumps, known)
 
     def evidence(match: Match) -> tuple[int, bool, tuple[float, int], bool]:
         return use.shared(match), equality.of_gradients(match), similarity(match), not equality.against_gradients(match)
@@ -153,6 +198,7 @@ def _decided(
     # The sort is stable: among matches that nothing distinguishes, the order of the dumps decides.
     order = {key: position for position, key in enumerate(some.only_ref)}
     other = {key: position for position, key in enumerate(some.only_cand)}
+    tried = [match for match in tried if match.ref in order and match.cand in other]
     tried.sort(key=lambda match: (order[match.ref], other[match.cand]))
     tried.sort(key=evidence, reverse=True)
     yield from tried
@@ -215,50 +261,10 @@ def _by_scope(keys: Iterable[str]) -> dict[str, list[str]]:
     """Returns keys by the innermost scope around them."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for key in keys:
-        for scope in _scopes(key)[-1:]:
+        for scope in scopes(key)[-1:]:
             found[scope].append(key)
     return found
 
 
-class _NameSimilarity:
-    """_NameSimilarity rates a match by its names: first by scopes that contain known matches, then by equal ends.
-
-    For two scopes, one in each dump, it counts the fraction of all known matches in either scope that are in both. The
-    fraction is 1 for the same block of two programs, whatever the block is called.
-    """
-
-    def __init__(self, matches: Iterable[Match]) -> None:
-        self._cooccurrences: Counter[tuple[str, str]] = Counter()
-        self._ref: Counter[str] = Counter()
-        self._cand: Counter[str] = Counter()
-        self._together: defaultdict[str, set[str]] = defaultdict(set)
-        for match in matches:
-            ref, cand = _scopes(match.ref), _scopes(match.cand)
-            self._cooccurrences.update(product(ref, cand))
-            self._ref.update(ref)
-            self._cand.update(cand)
-            for scope in ref[-1:]:
-                self._together[scope].update(cand[-1:])
-
-    def __call__(self, match: Match) -> tuple[float, int]:
-        shared = sum(self._share(*scopes) for scopes in product(_scopes(match.ref), _scopes(match.cand)))
-        one, other = (tokens_of(split_key(key)[1])[::-1] for key in (match.ref, match.cand))
-        return shared, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-    def likely(self, ref: str) -> frozenset[str]:
-        """Returns the scopes of the candidate that hold known counterparts of what the scope around a tensor holds."""
-        return frozenset(each for scope in _scopes(ref)[-1:] for each in self._together[scope])
-
-    def _share(self, ref: str, cand: str) -> float:
-        cooccurrences = self._cooccurrences[ref, cand]
-        return cooccurrences / (self._ref[ref] + self._cand[cand] - cooccurrences) if cooccurrences else 0.0
-
-
 def _shapes(dumps: Dumps, ref: str, cand: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return arranged(dumps.ref.entry(ref)), arranged(dumps.cand.entry(cand))
-
-
-def _scopes(key: str) -> list[str]:
-    """Returns the scopes around a tensor, the outermost first."""
-    parts = re.split(r"[/.]", split_key(key)[1])
-    return ["/".join(parts[:length]) for length in range(1, len(parts))]

@@ -42,6 +42,9 @@ from gradscope.naming.paths import loops_around
 #: The evidence for a pair, by what it is. A pair needs more than `SIZE`.
 SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
 
+#: The evidence for two parameters of one name that only their number of elements ties.
+_MERGED: Final = 1
+
 #: The evidence for a pair of layers with parameters whose names another pair has with the numbers of another layer.
 _NAMES: Final = 4
 
@@ -67,8 +70,10 @@ def parameter_rating(dumps: Dumps) -> Callable[[str, str], int]:
 
     def rating(ref: str, cand: str) -> int:
         one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
-        if _sizes(one) != _sizes(other) or not comparable(one.dtype, other.dtype):
+        if math.prod(one.shape) != math.prod(other.shape) or not comparable(one.dtype, other.dtype):
             return 0
+        if _sizes(one) != _sizes(other):  # as a bias of all heads, and one of each head
+            return SIZE + _MERGED * (_end(one) == _end(other))
         return SIZE + (_END if _end(one) == _end(other) or len(one.shape) > 1 else 0)
 
     return rating
