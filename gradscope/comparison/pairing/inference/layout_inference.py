@@ -4,7 +4,7 @@ A pair under two names, or of two frameworks, may have any layout. A pair under 
 else shows that one program is a port of the other, so that a transposed kernel is a fault. What shows a port is how the
 values are used: both dumps hold activations, so that a kernel that is stored transposed and used as if it were not has
 another output. Once a parameter or an input is found in another layout, activations may be, too: their shapes can agree
-by chance (as many channels as rows). So may those with their sizes in another order: what reads them shows a fault.
+by chance (as many channels as rows). So may those whose sizes alone are turned, of programs with losses that would tell.
 
 Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
 a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
@@ -81,7 +81,7 @@ class _Inference:
         self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
         programs = dumps.ref.manifest, dumps.cand.manifest
         self._used = all(ACTIVATION in {entry.family for entry in each.entries} for each in programs)
-        self._layered = all(each.layers for each in programs)
+        self._have_loss = all(each.layers and each.loss is not None for each in programs)
 
     def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
         plain = [match for match in matches if self._comparable(match)]
@@ -152,7 +152,7 @@ class _Inference:
         """Returns whether a pair may have another layout, and is not known to agree as it is."""
         one, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
         if one.shape != other.shape:
-            turned = self._layered and sorted(one.shape) == sorted(other.shape)
+            turned = self._have_loss and sorted(one.shape) == sorted(other.shape)
             alike = _subject(match)[0] in _OUTPUTS and (turned or differ_by_ones(arranged(one), arranged(other)))
             return match.matched_by != "name" or self._frameworks or ported or alike
         renamed = match.matched_by == "path" and len(arranged(one)) > 1 and end_of(one.name) != end_of(other.name)
