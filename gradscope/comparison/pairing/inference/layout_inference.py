@@ -4,7 +4,7 @@ A pair under two names, or of two frameworks, may have any layout. A pair under 
 else shows that one program is a port of the other, so that a transposed kernel is a fault. What shows a port is how the
 values are used: both dumps hold activations, so that a kernel that is stored transposed and used as if it were not has
 another output. Once a parameter or an input is found in another layout, activations may be, too: their shapes can agree
-by chance (as many channels as rows). So may those whose sizes alone are turned, of programs with losses that would tell.
+by chance (as many channels as rows). So may those whose sizes alone are turned, of programs whose loss would tell.
 
 Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
 a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
