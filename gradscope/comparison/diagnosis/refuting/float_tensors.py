@@ -65,9 +65,10 @@ class FloatTensors:
 
         Args:
             key: The tensor's key.
-            least: The error in float32, and in finer dtypes.
+            least: The error in float32, in finer dtypes, and where it holds no floating-point numbers.
         """
-        return max(least, _ROUNDINGS * machine_epsilon(self._source.entry(self._source.resolve(key)).dtype))
+        dtype = self._source.entry(self._source.resolve(key)).dtype
+        return max(least, _ROUNDINGS * machine_epsilon(dtype)) if dtype_class(dtype) == "float" else least
 
     def of_size(self, keys: Iterable[str], size: int) -> Iterator[Array]:
         """Yields those of some tensors that have a number of elements, each read when it is requested.
