@@ -44,9 +44,10 @@ def errors_of(pairs: Sequence[MeasuredPair]) -> dict[str, Error]:
         # What is zero but for rounding has a relative error that means nothing.
         if pair.rounding is not None and is_within(found, pair.rounding):
             errors[pair.owner] = Error(rel_l2=0.0, tolerance=pair.tolerance)
-        # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
+        # A pair that cannot be compared, at some positions or at all, counts as an infinite error, so that later layers
+        # are seen to inherit it.
         elif "rel_l2" in found.metrics or math.isinf(found.needed):
-            rel_l2 = as_float(found.metrics.get("rel_l2", math.inf))
+            rel_l2 = math.inf if math.isinf(found.needed) else as_float(found.metrics["rel_l2"])
             errors[pair.owner] = Error(rel_l2=rel_l2, tolerance=pair.tolerance)
     return errors
 

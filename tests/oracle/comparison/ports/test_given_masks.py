@@ -78,6 +78,7 @@ def test_a_mask_may_write_any_number_that_outweighs_all_others(fill: float) -> N
     for other in (_attention(fill, scale=2.5), _attention(fill, scale=1.01), _attention(fill, ahead=1)):
         found = gs.compare(reference, other)
         assert found.sentence.startswith("Forward first differs at `scores`")
+        assert "anew" not in found.sentence  # what follows is no error of its own
 
 
 class _Padded(_Attention):
