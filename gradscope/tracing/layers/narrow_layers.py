@@ -20,15 +20,11 @@ class NarrowLayers:
 
     Args:
         root: The frame of the whole program.
-
-    Attributes:
-        of_all: The narrowest dtype of the whole program; None where float32 is that, or a finer one.
     """
 
     def __init__(self, root: Frame) -> None:
         self._narrow: dict[FrameKey, dict[int, Any]] = {}
-        narrowest = self._visit(root)
-        self.of_all = None if narrowest is None else jnp.dtype(narrowest).name
+        self._visit(root)
 
     def dtype(self, call: LayerCall) -> str | None:
         """Returns the dtype of the fewest digits in which a layer computes; None where float32 is that, or a finer one.
@@ -38,7 +34,7 @@ class NarrowLayers:
         """
         narrow = self._narrow[call.frame.key]
         found = [narrow[number] for number in call.equations if number in narrow] if narrow else []
-        return jnp.dtype(reduce(narrower, found)).name if found else None
+        return jnp.dtype(reduce(_narrower, found)).name if found else None
 
     def _visit(self, frame: Frame) -> Any:
         """Notes the narrow dtypes of a frame's equations and of those inside, and returns the narrowest, or None."""
@@ -47,8 +43,8 @@ class NarrowLayers:
             own = _dtypes(equation)
             inside = [each for child in frame.children.get(number, ()) if (each := self._visit(child)) is not None]
             if found := [*own, *inside]:
-                narrow[number] = reduce(narrower, found)
-        return reduce(narrower, narrow.values()) if narrow else None
+                narrow[number] = reduce(_narrower, found)
+        return reduce(_narrower, narrow.values()) if narrow else None
 
 
 def _dtypes(equation: Equation) -> list[Any]:
@@ -63,6 +59,5 @@ def _is_narrow(dtype: Any) -> bool:
     return is_floating and jnp.finfo(dtype).nmant < jnp.finfo(jnp.float32).nmant
 
 
-def narrower(first: Any, second: Any) -> Any:
-    """Returns that of two floating-point dtypes, or of their names, which has fewer digits."""
+def _narrower(first: Any, second: Any) -> Any:
     return min(first, second, key=lambda dtype: (jnp.finfo(dtype).nmant, str(dtype)))

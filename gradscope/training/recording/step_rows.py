@@ -15,12 +15,13 @@ from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.seen import Seen
+from gradscope.comparison.judging.rounding.mixed_precision import mixed_dtype
+from gradscope.comparison.precision import coarser
 from gradscope.history.database.schema import NARROWEST
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.statistics.core_columns import statistics_of
 from gradscope.instrument.statistics.histogram_counts import histogram_of
 from gradscope.tracing.dataflow.affine_operands import affine_operands
-from gradscope.tracing.layers.narrow_layers import NarrowLayers, narrower
 from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.compared_arrays import NO_COSINE
 from gradscope.training.recording.recorded import Recorded
@@ -71,13 +72,22 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
 
 
 def narrowest_dtype(outlines: Sequence[Seen]) -> dict[str, str]:
-    """Returns the dtype of the fewest digits in which losses compute, as a fact of a run; none where float32 is that.
+    """Returns the dtype of the fewest digits in which most of a loss computes, as a fact of a run; none for float32.
 
     Args:
         outlines: The shapes of the observations of each loss and its gradients.
     """
-    found = [dtype for each in outlines if (dtype := NarrowLayers(each.watching.trace.root).of_all) is not None]
-    return {NARROWEST: reduce(narrower, found)} if found else {}
+    found = [dtype for each in outlines if (dtype := _mixed_dtype(each)) is not None]
+    return {NARROWEST: reduce(coarser, found)} if found else {}
+
+
+def _mixed_dtype(outline: Seen) -> str | None:
+    arguments = outline.watching.trace.arguments
+    session = _session(outline)
+    for _ in session.records():
+        pass  # the layers are known behind the last one
+    kernels = {leaf.name for leaf in arguments if leaf.family == naming.PARAM and len(leaf.shape) > 1}
+    return mixed_dtype(session.facts().layers, kernels)
 
 
 def _affine(trace: Trace) -> frozenset[str]:

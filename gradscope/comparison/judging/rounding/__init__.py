@@ -7,6 +7,7 @@
 - `tensor_sizes`: root mean squares and norms of tensors.
 - `pair_floors`: the floors of pairs of tensors.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
+- `mixed_precision`: whether a program is meant to compute in fewer digits.
 - `kinks`: how much of a gradient rounding decides, since a value is on the other side of a kink, as of a rectifier's.
 - `kinked_gradients`: how far gradients may be apart because of kinks, there and in all that is computed from them.
 - `accumulated_rounding`: how far rounding adds up with the depth of a network.

@@ -2,10 +2,11 @@
 
 A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
 float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
-tensor is the coarsest of its own and of all that it was computed from, along the graph of layers, what a layer computes
-inside included. An auxiliary output is no part of that graph. One that updates state, as a batch norm does, is computed
-in the layer that has the state; any other may be computed from any layer. What is computed outside of all layers,
-between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. What layers compute
+inside is included where most of them compute in fewer digits. An auxiliary output is no part of that graph. One that
+updates state, as a batch norm does, is computed in the layer that has the state; any other may be computed from any
+layer. What is computed outside of all layers, between the values that the dump knows, is not seen; the candidate can be
+said to be of a dtype by hand.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property, reduce
 from typing import TypeVar
 
 from gradscope.comparison.default_tolerances import READ_FAMILIES
+from gradscope.comparison.judging.rounding.mixed_precision import mixed_dtype
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -49,7 +51,8 @@ class InheritedPrecision:
         self._source = source
         self._at_most = at_most
         dtypes = {entry.dtype for entry in source.manifest.entries if dtype_class(entry.dtype) == "float"}
-        inside = [(layer.narrowest, layer) for layer in source.manifest.layers if layer.narrowest is not None]
+        layers = source.manifest.layers if self._is_mixed else ()
+        inside = [(layer.narrowest, layer) for layer in layers if layer.narrowest is not None]
         dtypes.update(dtype for dtype, _ in inside)
         # With one dtype there is nothing to inherit: most dumps.
         self._sources: Mapping[str, Sequence[str]] = sources_of(source.manifest.layers) if len(dtypes) > 1 else {}
@@ -62,6 +65,12 @@ class InheritedPrecision:
             if key in self._known
         }
         self._found: dict[str, str] = {}
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether most of the program is in mixed precision, so that what its layers round inside is meant."""
+        kernels = {each.name for each in self._source.manifest.entries if each.family == PARAM and len(each.shape) > 1}
+        return mixed_dtype(self._source.manifest.layers, kernels) is not None
 
     def dtype(self, entry: Entry) -> str:
         """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
