@@ -19,6 +19,7 @@ from gradscope.comparison.compare_dumps import judged
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between
 from gradscope.comparison.follow_ups.isolation import LeftOut, LocalFinding
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -90,6 +91,8 @@ class IsolatedDump:
         """Yields the judgement of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
+        if options.cand_dtype is None:  # of single layers, it does not show what most of the program computes in
+            options = replace(options, cand_dtype=InheritedPrecision(self._dumps.cand).inside)
         rows = judged(dumps, list(mine.values()), options)
         unclear = dict(self._reading_functions(dumps, [mine[ref] for ref in rows if rows[ref].status == "different"]))
         for ref, row in rows.items():

@@ -19,6 +19,7 @@ from gradscope.comparison.compare_dumps import compare
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.metrics.elementwise import Scalar
+from gradscope.comparison.metrics.fills import fill_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, key_of, printable, split_key
@@ -95,6 +96,9 @@ def element_difference(ref: DumpSource, cand: DumpSource, key: str) -> ElementDi
     match = next(match for match in found.matches if match.ref == own)
     one, other = ref.array(match.ref), match.recipe.array(cand)
     magnitudes = _magnitudes(_numbers(one), _numbers(other))
+    if row.metrics.get("masked"):  # two masks may write two numbers, which is no difference
+        ref_fill, cand_fill = (fill_of([_numbers(each).reshape(-1)]) for each in (one, other))
+        magnitudes = np.where((one == ref_fill) & (other == cand_fill), 0.0, magnitudes)
     return ElementDifference(
         row=row,
         magnitudes=magnitudes,

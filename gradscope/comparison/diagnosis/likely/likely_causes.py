@@ -20,6 +20,7 @@ from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import OF_SLICES
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
@@ -175,7 +176,9 @@ def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
         return ""
     ref, cand = (each.astype(np.result_type(each, np.float64)) for each in (ref, cand))  # masks cannot be subtracted
     axes = (axis for axis, size in enumerate(ref.shape) if size > 1)
-    limit = row.tolerance * float(np.linalg.norm(ref))
+    limit = row.tolerance * norm_beside_fill(ref)  # what a mask writes may be in reverse as it is
+    if not math.isfinite(limit):
+        return ""
     found = next((axis for axis in axes if np.linalg.norm(np.flip(cand, axis) - ref) <= limit), None)
     return "" if found is None else f"is the reference's in reverse along axis {found}"
 

@@ -72,6 +72,13 @@ class InheritedPrecision:
         kernels = {each.name for each in self._source.manifest.entries if each.family == PARAM and len(each.shape) > 1}
         return mixed_dtype(self._source.manifest.layers, kernels) is not None
 
+    @cached_property
+    def inside(self) -> str | None:
+        """The coarsest dtype in which layers compute that return finer ones; None where no value hides its own."""
+        returned = ((self._source.entry(key).dtype, dtype) for key, dtype in self._inside.items())
+        hidden = [dtype for own, dtype in returned if _coarser(own, dtype) != own]
+        return reduce(_coarser, hidden) if hidden else None
+
     def dtype(self, entry: Entry) -> str:
         """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
         if not self._sources and self._at_most is None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradscope as gs
+from gradscope.comparison.follow_ups.tensor_diff import element_difference
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")
 
@@ -111,3 +112,12 @@ def test_a_mask_that_is_made_of_whole_numbers_is_told(fault: str, own: str, othe
     batch = {"x": x.numpy(), "kept": kept.numpy().astype("int32")}
     found = gs.compare(reference, gs.capture(loss, state, batch, origins=False))
     assert f"which reads an attention with {own}, and in the candidate with {other}." in found.sentence, found.sentence
+
+
+def test_what_masks_write_is_neither_in_reverse_nor_among_the_worst_elements() -> None:
+    reference = _attention(-1e9)
+    assert "in reverse" not in gs.compare(reference, _attention(-1e9, scale=1.5)).sentence
+    assert "in reverse" not in gs.compare(reference, _attention(-jnp.inf, ahead=1)).sentence
+    found = element_difference(reference.source, _attention(-jnp.inf, scale=1.01).source, "activation/scores")
+    assert all(abs(each.ref) < 100 and abs(each.cand) < 100 for each in found.worst)
+    assert found.worst

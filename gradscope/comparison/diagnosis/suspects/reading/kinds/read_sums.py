@@ -44,7 +44,12 @@ def multiples(value: Array, terms: Sequence[Array]) -> Array | None:
 def sum_in_words(numbers: Array, names: Sequence[str]) -> str:
     """Returns a sum of multiples of values in words."""
     terms = [
-        name if abs(number - 1) <= _AGREE else f"{brief(number)} times {name}"
+        name if abs(number - 1) <= _AGREE else f"{_factor(number)} times {name}"
         for number, name in zip(numbers, names, strict=True) if number
     ]  # fmt: skip
     return " and ".join(terms)
+
+
+def _factor(number: float) -> str:
+    """Returns a factor with two digits, or with three where two would make it 1."""
+    return f"{number:.3g}" if brief(abs(number)) == brief(1.0) else brief(number)
