@@ -328,3 +328,20 @@ def test_an_activation_function_that_another_layer_applies_is_no_error(inside: b
     assert right.rows
     faulty_head = rectified(inside=not inside, gain=1.5)
     assert wrong(of_losses(rectified(inside=inside), faulty_head, weights, batch)) == ["head"]
+
+
+@pytest.mark.parametrize(("factor", "blamed"), [(1.0, []), (1.2, ["down"])])
+def test_layers_that_return_float32_are_judged_by_what_most_of_them_compute_in(
+    factor: float, blamed: list[str]
+) -> None:
+    def network(dtype: Any, factor: float) -> Callable[[Any, Any], Array]:
+        def dense(name: str, weights: Any, x: Array) -> Array:
+            with jax.named_scope(name):
+                x = (x.astype(dtype) @ weights[name].astype(dtype)).astype(jnp.float32)
+                return factor * x if name == "down" else x
+
+        return lambda weights, x: jnp.square(dense("down", weights, jnp.tanh(dense("up", weights, x)))).mean()
+
+    weights = {"up": drawn(0, 8, 16), "down": drawn(1, 16, 4)}
+    found = of_losses(network(jnp.float32, 1.0), network(jnp.bfloat16, factor), weights, drawn(2, 6, 8))
+    assert wrong(found) == blamed
