@@ -20,8 +20,10 @@ def mixed_dtype(layers: Sequence[Layer], kernels: Collection[str]) -> str | None
         layers: The layers of a program.
         kernels: The names of its parameters of several axes.
     """
-    composites = {layer.parent for layer in layers}
-    users = layers_by_name(layers, composites, lambda layer: frozenset(kernels).intersection(layer.params))
+    if all(layer.narrowest is None for layer in layers):  # most programs
+        return None
+    composites, known = {layer.parent for layer in layers}, frozenset(kernels)
+    users = layers_by_name(layers, composites, lambda layer: known.intersection(layer.params))
     narrow = [{each.narrowest for each in found if each.narrowest is not None} for found in users.values()]
     used = [dtype for each in narrow for dtype in each]
     return reduce(coarser, used) if 2 * sum(map(bool, narrow)) > len(narrow) else None
