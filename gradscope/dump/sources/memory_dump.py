@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gradscope.arrays.blocks import Array, blocks, stretch_of
-from gradscope.dump.interfaces import DumpSource, EntryIndex, RecordSink
+from gradscope.arrays.blocks import Array
+from gradscope.dump.interfaces import DumpSource, RecordSink
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.record import Record, TensorFacts, fields_of
-from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
+from gradscope.dump.sources.whole_arrays import WholeArrays
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
 from gradscope.protocols import implements
 
 
-class MemoryDump(EntryIndex):
+class MemoryDump(WholeArrays):
     """A `MemoryDump` is a `DumpSource` whose tensors are in memory.
 
     Args:
@@ -29,15 +29,6 @@ class MemoryDump(EntryIndex):
     @implements(DumpSource)
     def array(self, key: str) -> Array:
         return self._arrays[self._tensor_key(key)]
-
-    @implements(DumpSource)
-    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002
-        array = self.array(key)
-        return blocks(array, max(1, chunk_bytes // array.itemsize))
-
-    @implements(DumpSource)
-    def stretch(self, key: str, start: int, stop: int) -> Array:
-        return stretch_of(self.array(key), start, stop)
 
     def records(self) -> Iterator[Record]:
         """Yields the dump's records, so that a writer can write them to a file."""

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from gradscope.arrays.blocks import Array, blocks, stretch_of
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.layout.stacked_steps import stacked_steps
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
 from gradscope.comparison.pairing.values.parts.by_parts import by_parts
-from gradscope.dump.interfaces import DumpSource, EntryIndex
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
+from gradscope.dump.sources.whole_arrays import WholeArrays
 from gradscope.naming import PARAM, STATE, gradient_key, key_of, split_key
 from gradscope.protocols import implements
 
@@ -63,7 +63,7 @@ def _stacks(source: DumpSource, keys: Iterable[str]) -> Mapping[int, Sequence[st
     return found
 
 
-class _Slices(EntryIndex):
+class _Slices(WholeArrays):
     """_Slices is a dump of the slices of some tensors of another one, and of their gradients.
 
     Args:
@@ -95,15 +95,6 @@ class _Slices(EntryIndex):
         (stack, number), shape = self._of[key], self.entry(key).shape
         size = math.prod(shape)
         return self._source.stretch(stack, number * size, (number + 1) * size).reshape(shape)
-
-    @implements(DumpSource)
-    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002
-        array = self.array(key)
-        return blocks(array, max(1, chunk_bytes // array.itemsize))
-
-    @implements(DumpSource)
-    def stretch(self, key: str, start: int, stop: int) -> Array:
-        return stretch_of(self.array(key), start, stop)
 
 
 class _Way(NamedTuple):
