@@ -5,5 +5,5 @@
 - `archive` checks and opens an `.npz` that gradscope wrote.
 - `foreign` turns tensors of *foreign* files, which another program wrote, into contents without statistics.
 - `numpy_files` finds the tensors of foreign `.npz` and `.npy` files, `safetensors` those of `.safetensors` files.
-- `memory_dump` is a dump that was never written to a file, `whole_arrays` what follows from arrays that are had at once.
+- `memory_dump` is a dump that was never written to a file, `whole_arrays` what follows from arrays had as a whole.
 """
