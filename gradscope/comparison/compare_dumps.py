@@ -223,7 +223,7 @@ def _matched_rows(
     limits = {pair.owner: pair.limit for pair in around}
     limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
     share = partial(kinks.share, matches=matches)
-    kinked = kinked_tolerances(sources, rel_l2, limits, share)
+    kinked = kinked_tolerances(sources, rel_l2, limits, share, factors.is_own)
     # What has a factor alone has no errors of rounding that others would explain.
     alone = {pair.owner: pair.limit for pair in around if pair.owner in rel_l2 and factors.is_of_all(pair.owner)}
     limits, kinked = limits | alone, {key: limit for key, limit in kinked.items() if key not in alone}
@@ -239,7 +239,7 @@ def _matched_rows(
             options.tolerance(entry.name, pair.match.ref, expected),
             pair.rounding,
             source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
-            made_here=pair.owner in errors and is_made_here(grown, errors[pair.owner]),
+            made_here=pair.owner in errors and is_made_here(grown, errors[pair.owner], pair.epsilon),
             kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
         )
     return rows

@@ -69,9 +69,17 @@ def growths(sources: Sources, errors: Mapping[str, Error]) -> dict[str, float]:
     return found
 
 
-def is_made_here(growth: float | None, error: Error) -> bool:
-    """Returns whether an error is made by the layer itself, from inputs that are exact but for rounding."""
-    return growth is not None and growth > FLAGGED and error.rel_l2 <= growth * error.tolerance * _FLOOR * (1 + 1e-9)
+def is_made_here(growth: float | None, error: Error, epsilon: float) -> bool:
+    """Returns whether an error is made by the layer itself, from inputs that are exact but for rounding.
+
+    Args:
+        growth: How many times its inputs' error it is; None where that is not known.
+        error: The error.
+        epsilon: The machine epsilon of the type that the value was computed in: an error below it is rounding itself.
+    """
+    if growth is None or growth <= FLAGGED or error.rel_l2 <= epsilon:
+        return False
+    return error.rel_l2 <= growth * error.tolerance * _FLOOR * (1 + 1e-9)
 
 
 def makes_error(row: ComparisonRow) -> bool:

@@ -4,7 +4,7 @@ Where a value is zero but for rounding, a rectifier passes its gradient in one o
 computed from that gradient inherits the error, which is no fault of either. The signs that flip tell the size of the
 error where it is made, and from there it creeps: a gradient is as far off as the gradients that it is computed from,
 where a fault makes the error jump. So a gradient over its tolerance is held to four times the largest error that
-arrives, kinks included, and to four times what the kinks on the way make, added up as a random walk.
+arrives, kinks included, and to its tolerance and four times what the kinks on the way make, added up as a random walk.
 
 That is only where everything that the gradient is computed from agrees, values and parameters too.
 """
@@ -12,7 +12,7 @@ That is only where everything that the gradient is computed from agrees, values 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from gradscope.comparison.judging.rounding.kinks import KinkedShare
@@ -33,7 +33,11 @@ class _ShareOf(Protocol):
 
 
 def kinked_tolerances(
-    sources: Sources, errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf
+    sources: Sources,
+    errors: Mapping[str, float],
+    tolerances: Mapping[str, float],
+    share: _ShareOf,
+    has_factor: Callable[[str, Sequence[str]], bool],
 ) -> dict[str, float]:
     """Returns the tolerances of gradients that are over theirs because of kinks.
 
@@ -42,10 +46,12 @@ def kinked_tolerances(
         errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
         tolerances: Their tolerances.
         share: Returns the share of a gradient that kinks decide.
+        has_factor: Returns whether the error of a tensor is a factor that nothing it is computed from has, which is the
+            second argument: kinks make none.
     """
     if not any(_is_gradient(key) and errors[key] > tolerances[key] for key in errors):
         return {}
-    walk = _Walk(errors, tolerances, share)
+    walk = _Walk(errors, tolerances, share, has_factor)
     nearest = NearestKeys(sources, errors)
     read = {key: [each for each in nearest.behind(key) if each != key] for key in errors}
     for key in sources_first(read, errors):
@@ -68,10 +74,17 @@ class _Walk:
         limits: The tolerance of each gradient so far, wider where kinks are why.
     """
 
-    def __init__(self, errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf) -> None:
+    def __init__(
+        self,
+        errors: Mapping[str, float],
+        tolerances: Mapping[str, float],
+        share: _ShareOf,
+        has_factor: Callable[[str, Sequence[str]], bool],
+    ) -> None:
         self._errors = errors
         self._tolerances = tolerances
         self._share = share
+        self._has_factor = has_factor
         self._made: dict[str, float] = {}
         self.limits: dict[str, float] = {}
 
@@ -87,12 +100,12 @@ class _Walk:
         arriving = [(self._errors[each], self._share(each).passed, self._made.get(each, 0.0)) for each in gradients]
         inherited = max((math.hypot(error, passed) for error, passed, _ in arriving), default=0.0)
         made = max((math.hypot(made, passed, here) for _, passed, made in arriving), default=here)
-        if not made:
+        if not made or self._has_factor(key, before):
             return
         self._made[key] = made
         tolerance = self._tolerances[key]
         limit = math.hypot(here, max(tolerance, _GROWTH * inherited))
-        self.limits[key] = min(limit, _MOST * math.hypot(made, tolerance))
+        self.limits[key] = min(limit, math.hypot(tolerance, _MOST * made))
 
     def _agrees(self, key: str) -> bool:
         return self._errors[key] <= self.limits.get(key, self._tolerances[key])

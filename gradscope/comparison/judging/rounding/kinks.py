@@ -5,7 +5,8 @@ The two agree in the value, and a rectifier passes the gradient of the element i
 happens to one of some 500,000 values: to 40 of a batch of two in ResNet-50. Of two values that are equal but for
 rounding, a maximum passes its gradient to either. At the limits to which values are clipped, it passes or does not.
 
-`Kinks` measures how much of a gradient is decided so.
+`Kinks` measures how much of a gradient is decided so. The signs of values near zero flip in smooth networks, too: there
+the gradients of such elements are no further apart than those of others, and as many values are on either side of zero.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ _MOST_MOVED: Final = 64
 #: How far the gradient that one element loses may be from the one that another gains, relative to it.
 _SAME: Final = 0.05
 
+#: How many times the mean square of the differences elsewhere that of the elements whose signs flip is, at least, where
+#: what reads them has a kink there; of no more than `_FEW` elements it is more, as a mean of few is often a large one.
+_JUMP: Final = 4.0
+_FEW: Final = 8
+
+#: How many times as many values there are just on one side of zero as on the other, at least, where a rectifier with a
+#: slope made them, and how near that is, relative to their root mean square: nothing smooth is so uneven there.
+_UNEVEN: Final = 2.0
+_BESIDE_ZERO: Final = 0.05
+
 #: Elements that are read at once.
 _ELEMENTS: Final = 1 << 20
 
@@ -51,7 +62,7 @@ class KinkedShare:
         made: The norm of the difference of the two gradients there, relative to that of the reference's gradient:
             the error that what reads the value makes.
         passed: The norm of the reference's gradient at elements whose sign flips, relative to that at all positive
-            ones: the error that a rectifier which computed the value makes of its gradient.
+            ones: the error that a rectifier makes of its gradient, where one computed the value.
     """
 
     count: int = 0
@@ -144,14 +155,19 @@ class _Sums:
         gradients: That of the gradients.
         positive: That of the gradients of positive values.
         flipped: That of the gradients where the sign flips.
-        difference: That of the difference of the gradients there.
+        from_zero: That of the gradients where one of the two values is zero.
+        difference: That of the difference of the gradients where the sign flips.
+        elsewhere: That of the difference of the other gradients.
+        above: The number of values that are just above zero.
+        below: That of the values that are just below.
         outliers: The other elements whose gradients are the furthest apart.
     """
 
     def __init__(self) -> None:
-        self.flips = 0
+        self.flips = self.above = self.below = 0
         self.largest = self.passing = self.top = 0.0
-        self.values = self.errors = self.gradients = self.positive = self.flipped = self.difference = 0.0
+        self.values = self.errors = self.gradients = self.positive = 0.0
+        self.flipped = self.from_zero = self.difference = self.elsewhere = 0.0
         self.outliers = _Elements(*(np.empty(0) for _ in range(4)))
 
     def add(self, stretch: _Elements) -> None:
@@ -160,17 +176,39 @@ class _Sums:
         self.flips += len(at_flips.ref)
         flipped = np.abs(np.concatenate([at_flips.ref, at_flips.cand]))
         self.largest = max(self.largest, float(flipped.max(initial=0.0)))
-        self.values += _squares(stretch.ref)
+        values = _squares(stretch.ref)
+        beside = _BESIDE_ZERO * math.sqrt(values / len(stretch.ref))
+        self.above += int(np.count_nonzero((stretch.ref > 0) & (stretch.ref < beside)))
+        self.below += int(np.count_nonzero((stretch.ref < 0) & (stretch.ref > -beside)))
+        self.values += values
         self.errors += _squares(stretch.ref - stretch.cand)
         self.gradients += _squares(stretch.ref_gradient)
         self.positive += _squares(stretch.ref_gradient[stretch.ref > 0])
         self.flipped += _squares(at_flips.ref_gradient)
+        self.from_zero += _squares(at_flips.ref_gradient[(at_flips.ref == 0) | (at_flips.cand == 0)])
         self.difference += _squares(at_flips.lost)
+        self.elsewhere += _squares(stretch.at(~flips).lost)
         sizes = np.abs(stretch.ref)
         self.top = max(self.top, float(sizes.max()))
         passing = (stretch.ref_gradient != 0) & (stretch.cand_gradient != 0)
         self.passing = max(self.passing, float(sizes.max(where=passing, initial=0.0)))
         self.outliers = _furthest(self.outliers.with_more(_furthest(stretch.at(~flips))))
+
+    def made(self, size: int) -> float:
+        """Returns the sum of squares of the differences that kinks make where signs flip; 0 where there is no kink."""
+        usual = self.flips * self.elsewhere / (size - self.flips)
+        is_jump = self.flips * self.difference >= _JUMP * (self.flips + _FEW) * usual
+        return self.difference - usual if is_jump else 0.0
+
+    def passed(self) -> float:
+        """Returns the share of the gradient that a rectifier passes in one program only; 0 where none made the values.
+
+        Where its slope is zero on one side, values are zero there. With another slope, more of them are just on one
+        side than on the other.
+        """
+        fewer, more = sorted((self.above, self.below))
+        flipped = self.flipped if more >= _UNEVEN * fewer else self.from_zero
+        return math.sqrt(flipped / self.positive) if self.positive else 0.0
 
 
 def _share(operands: tuple[Operand, ...], size: int) -> KinkedShare:
@@ -183,8 +221,8 @@ def _share(operands: tuple[Operand, ...], size: int) -> KinkedShare:
     found = KinkedShare(size=size)
     squares = 0.0
     if 0 < sums.flips <= _MOST * size and sums.largest <= near:
-        passed = math.sqrt(sums.flipped / sums.positive) if sums.positive else 0.0
-        found, squares = KinkedShare(count=sums.flips, size=size, passed=passed), sums.difference
+        squares, passed = sums.made(size), sums.passed()
+        found = KinkedShare(count=sums.flips if squares or passed else 0, size=size, passed=passed)
     decided = _moved(sums.outliers, near) | _cut(sums, near)
     squares += _squares(sums.outliers.lost[decided])
     return KinkedShare(

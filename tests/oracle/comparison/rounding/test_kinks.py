@@ -101,3 +101,43 @@ def test_a_selection_has_the_verdict_of_the_whole(selected: str) -> None:
     assert any(row.kinked for row in found.rows)
     wrong = gs.compare(_dump("relu"), _dump("relu", apart=3e-5, scale=1.1), select=selected)
     assert bool(wrong) is (selected == "norm")
+
+
+@cache
+def _smooth(function: str, scale: float, dtype: str = "float32") -> Dump:
+    """A residual network whose gradient with respect to the output of its third layer is scaled."""
+    activation = {"tanh": jnp.tanh, "gelu": jax.nn.gelu, "relu": jax.nn.relu}[function]
+
+    @jax.custom_vjp
+    def scaled(values: Any) -> Any:
+        return values
+
+    scaled.defvjp(lambda values: (values, None), lambda _, gradient: ((scale * gradient).astype(gradient.dtype),))
+
+    def loss(params: Any, batch: Any) -> Any:
+        flow = batch["x"].astype(dtype) @ params[0].astype(dtype)
+        for number, kernel in enumerate(params[1:-1]):
+            with jax.named_scope(f"dense{number}"):
+                hidden = flow @ kernel.astype(dtype)
+            with jax.named_scope(f"act{number}"):
+                hidden = activation(hidden)
+            flow = flow + (scaled(hidden) if number == 2 and scale != 1 else hidden)
+        with jax.named_scope("head"):
+            logits = (flow @ params[-1].astype(dtype)).astype(jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"], 1).mean()
+
+    rng = np.random.default_rng(3)
+    sizes = [(16, 64), *[(64, 64)] * 4, (64, 10)]
+    kernels = [rng.normal(size=size).astype(np.float32) / size[0] ** 0.5 for size in sizes]
+    batch = {"x": rng.normal(size=(64, 16)).astype(np.float32), "y": rng.integers(0, 10, (64, 1))}
+    return gs.capture(loss, kernels, batch)
+
+
+@pytest.mark.parametrize("function", ["tanh", "gelu", "relu"])
+def test_signs_that_flip_excuse_no_factor_and_nothing_of_a_smooth_function(function: str) -> None:
+    right = gs.compare(_smooth(function, 1.0), _smooth(function, 1.0, "bfloat16"))
+    assert right, right.sentence
+    found = gs.compare(_smooth(function, 1.0), _smooth(function, 1.2, "bfloat16"))
+    assert not found
+    assert "backward first differs at `act2`" in found.sentence
+    assert function == "relu" or not [row.name for row in found.rows if row.kinked]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscope.comparison.diagnosis.growth import FLAGGED, Error, growths
+from gradscope.comparison.diagnosis.growth import FLAGGED, Error, growths, is_made_here
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
@@ -73,3 +73,8 @@ def test_without_a_known_input_there_is_no_growth() -> None:
 def test_values_without_rounding_have_no_growth() -> None:
     exact = {key: Error(rel_l2=1.0, tolerance=0.0) for key in ("input/x", "activation/block/dense")}
     assert growths(sources_of(CHAIN), exact) == {}
+
+
+@pytest.mark.parametrize(("epsilon", "made"), [(2**-23, True), (2**-8, False)])
+def test_the_rounding_of_a_type_is_not_made_by_a_layer(epsilon: float, made: bool) -> None:
+    assert is_made_here(50.0, Error(rel_l2=3e-3, tolerance=2e-2), epsilon) is made

@@ -15,7 +15,9 @@ from gradscope.dump.manifest.manifest import Layer
 TOLERANCE = 5e-4
 
 
-def _raised(errors: list[float], shares: dict[int, KinkedShare], value_errors: float = 0.0) -> dict[int, float]:
+def _raised(
+    errors: list[float], shares: dict[int, KinkedShare], value_errors: float = 0.0, factor: int | None = None
+) -> dict[int, float]:
     """Returns the tolerances that a chain of gradients gets, the first of which is the nearest to the loss."""
     names = [f"layer{number}" for number in range(len(errors))]
     layers = [
@@ -26,7 +28,11 @@ def _raised(errors: list[float], shares: dict[int, KinkedShare], value_errors: f
     found |= {f"activation/{name}": value_errors for name in names}
     by_key = {f"activation_grad/layer{number}": share for number, share in shares.items()}
     raised = kinked_tolerances(
-        sources_of(layers), found, dict.fromkeys(found, TOLERANCE), lambda key: by_key.get(key, KinkedShare())
+        sources_of(layers),
+        found,
+        dict.fromkeys(found, TOLERANCE),
+        lambda key: by_key.get(key, KinkedShare()),
+        lambda key, _: key == f"activation_grad/layer{factor}",
     )
     return {int(key.removeprefix("activation_grad/layer")): limit for key, limit in raised.items()}
 
@@ -36,14 +42,14 @@ def test_what_is_computed_from_a_gradient_at_a_kink_may_have_four_times_its_erro
     assert raised == {
         1: pytest.approx(math.hypot(3e-3, TOLERANCE)),
         2: pytest.approx(12e-3),
-        3: pytest.approx(4 * math.hypot(3e-3, TOLERANCE)),
+        3: pytest.approx(math.hypot(4 * 3e-3, TOLERANCE)),
     }
 
 
 def test_a_rectifier_that_computed_the_value_makes_the_error_behind_it() -> None:
     raised = _raised([1e-5, 3e-3, 3e-3], {0: KinkedShare(count=1, size=9, passed=2e-3)})
     assert raised[1] == pytest.approx(4 * math.hypot(1e-5, 2e-3))
-    assert raised[2] == pytest.approx(4 * math.hypot(2e-3, TOLERANCE))
+    assert raised[2] == pytest.approx(math.hypot(4 * 2e-3, TOLERANCE))
 
 
 def test_an_error_that_jumps_is_a_fault_and_so_is_what_inherits_it() -> None:
@@ -55,7 +61,7 @@ def test_an_error_that_jumps_is_a_fault_and_so_is_what_inherits_it() -> None:
 def test_errors_creep_up_to_four_times_what_kinks_make() -> None:
     errors = [1e-5, *(3e-3 * 1.5**number for number in range(12))]
     raised = _raised(errors, {1: KinkedShare(count=1, size=9, made=3e-3)})
-    limit = 4 * math.hypot(3e-3, TOLERANCE)
+    limit = math.hypot(4 * 3e-3, TOLERANCE)
     assert max(raised.values()) == pytest.approx(limit)
     assert [errors[number] <= raised[number] for number in sorted(raised)].count(False) == 1
 
@@ -63,3 +69,8 @@ def test_errors_creep_up_to_four_times_what_kinks_make() -> None:
 def test_no_kink_or_values_that_differ_leave_the_default() -> None:
     assert not _raised([1e-5, 3e-3, 3e-3], {})
     assert not _raised([1e-5, 3e-3, 3e-3], {1: KinkedShare(count=1, size=9, made=3e-3)}, value_errors=1e-2)
+
+
+def test_a_factor_that_nothing_before_has_is_no_kink() -> None:
+    shares = {1: KinkedShare(count=1, size=9, made=3e-3)}
+    assert _raised([1e-5, 3e-3, 3.3e-3, 3.6e-3], shares, factor=2).keys() == {1}
