@@ -40,11 +40,13 @@ class Bound:
 
     Attributes:
         rel_l2: The bound.
+        statistic: The statistic that shows it; "" where no statistic differs.
         norm_ratio: The ratio of their norms; None where they have none.
         most: The sum of their norms, which their difference is no longer than; None where not all elements are finite.
     """
 
     rel_l2: float
+    statistic: str = ""
     norm_ratio: float | None = None
     most: float | None = None
 
@@ -67,17 +69,21 @@ def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | N
     Returns:
         The bound, inf where no tolerance would pass; None where the tensors have no statistic in common.
     """
-    if any(ref.get(name, 0) != cand.get(name, 0) for name in _KINDS):
-        return Bound(rel_l2=math.inf)
+    for name in _KINDS:
+        if ref.get(name, 0) != cand.get(name, 0):
+            return Bound(rel_l2=math.inf, statistic=name)
     if "l2" in ref and "l2" in cand:
-        change = max([_relative_change(name, unit, ref, cand) for name, unit in _UNITS.items()])
+        changes = {name: _relative_change(name, unit, ref, cand) for name, unit in _UNITS.items()}
+        statistic, change = max(changes.items(), key=lambda each: each[1])
         one, other = as_float(ref["l2"]), as_float(cand["l2"])
         most = None if any(ref.get(name, 0) for name in _KINDS) else one + other
-        return Bound(rel_l2=change, norm_ratio=_norm_ratio(one, other), most=most)
+        shown = statistic if change else ""
+        return Bound(rel_l2=change, statistic=shown, norm_ratio=_norm_ratio(one, other), most=most)
     shared = [name for name in _EXACT if name in ref and name in cand]
     if not shared:
         return None
-    return Bound(rel_l2=0.0 if all(ref[name] == cand[name] for name in shared) else math.inf)
+    differing = next((name for name in shared if ref[name] != cand[name]), "")
+    return Bound(rel_l2=math.inf if differing else 0.0, statistic=differing)
 
 
 def statistics_agree(ref: Mapping[str, Json], cand: Mapping[str, Json], limit: float) -> bool:

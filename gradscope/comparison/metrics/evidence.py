@@ -219,5 +219,5 @@ def _from_statistics(ref: Entry, cand: Entry) -> PairEvidence:
 
 def _proof(bound: Bound) -> str:
     if math.isinf(bound.rel_l2):
-        return "no tolerance covers what they differ in"
-    return f"rel_l2 is at least {brief(bound.rel_l2)}"
+        return f"they differ in {bound.statistic}, which no tolerance covers"
+    return f"rel_l2 is at least {brief(bound.rel_l2)}{f', by {bound.statistic}' if bound.statistic else ''}"

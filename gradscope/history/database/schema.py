@@ -82,7 +82,7 @@ FAULTS: Final = "faults of the loss"
 #: The fact that lists the parameters in which the loss is affine, such as dual variables, over which it is maximised.
 AFFINE: Final = "affine parameters"
 
-#: The fact that has the floating-point dtype of the fewest digits in which a run computes, where float32 has more.
+#: The fact that has the floating-point dtype of the fewest digits in which a run computes.
 NARROWEST: Final = "narrowest"
 
 #: The statement of each table, letter by letter as a history has it.

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -72,13 +73,21 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
 
 
 def narrowest_dtype(outlines: Sequence[Seen]) -> dict[str, str]:
-    """Returns the dtype of the fewest digits in which most of a loss computes, as a fact of a run; none for float32.
+    """Returns the dtype of the fewest digits in which most of a loss computes, as a fact of a run.
+
+    That of the parameters where nothing is computed in fewer; none where there are no floating-point parameters.
 
     Args:
         outlines: The shapes of the observations of each loss and its gradients.
     """
-    found = [dtype for each in outlines if (dtype := _mixed_dtype(each)) is not None]
+    found = [dtype for each in outlines if (dtype := _mixed_dtype(each) or _params_dtype(each)) is not None]
     return {NARROWEST: reduce(coarser, found)} if found else {}
+
+
+def _params_dtype(outline: Seen) -> str | None:
+    params = (leaf for leaf in outline.watching.trace.arguments if leaf.family == naming.PARAM)
+    floats = [np.dtype(leaf.dtype).name for leaf in params if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return reduce(coarser, floats) if floats else None
 
 
 def _mixed_dtype(outline: Seen) -> str | None:

@@ -108,6 +108,14 @@ def test_the_bound_is_never_more_than_the_difference(tmp_path: Path, seed: int) 
         assert 0 < row.bound <= np.linalg.norm(other - one) / np.linalg.norm(one) * (1 + 1e-12)
 
 
+def test_the_statistic_that_shows_a_difference_is_told_with_its_values(tmp_path: Path) -> None:
+    ref = {0: {key: np.tile([1.0, -1.0], 12) for key in KEYS}}
+    found = compared(recorded(tmp_path / "a", ref), recorded(tmp_path / "b", {0: {key: np.ones(24) for key in KEYS}}))
+    rows = [row for row in found.rows if row.family != "step"]
+    assert {(row.statistic, row.ref_statistic, row.cand_statistic) for row in rows} == {("mean", 0.0, 1.0)}
+    assert {(row.ref, row.cand) for row in rows} == {(24**0.5, 24**0.5)}
+
+
 def test_tolerances_are_those_of_a_comparison_of_dumps(tmp_path: Path) -> None:
     ref, cand = steps_of(), steps_of()
     for key in KEYS:
@@ -340,6 +348,8 @@ def test_a_run_that_computes_in_half_precision_is_judged_as_that(tmp_path: Path)
     assert found.verdict == "same", found.sentence
     assert found.largest[0] > 1e-4  # the tolerance of float32
     assert compared(tmp_path / "narrow", tmp_path / "exact").verdict == "same"
+    differing = {each["field"]: each for each in found.provenance_differences}
+    assert differing["narrowest"] == {"field": "narrowest", "ref": "float32", "cand": "bfloat16"}
     wrong = compared(tmp_path / "exact", tmp_path / "wrong")
     assert (wrong.first_step, wrong.first and wrong.first.tolerance) == (0, 0.02)
     again = tmp_path / "again.py"  # what a run is given has the digits of its own type

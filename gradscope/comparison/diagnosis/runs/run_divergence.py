@@ -238,13 +238,13 @@ class _Judge:
                 ),
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
-        least = 0.0 if bound is None else bound.rel_l2
+        least, by = (0.0, "") if bound is None else (bound.rel_l2, bound.statistic)
         same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else _admits(tolerance, least)
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
             tolerance=None if tolerance is None else tolerance.stated, ref=ref.get("l2"), cand=cand.get("l2"),
-            rounding=rounding,
+            statistic=by, ref_statistic=ref.get(by), cand_statistic=cand.get(by), rounding=rounding,
         )  # fmt: skip
 
     def _number_row(self, name: str, ref: float, cand: float) -> RunRow | None:

@@ -51,6 +51,9 @@ class RunRow:
             equal.
         ref: The reference's l2 norm, or the number; None where there is none.
         cand: The candidate's, likewise.
+        statistic: The statistic that shows the bound; "" for a number, and where none differs.
+        ref_statistic: The reference's value of it; None where it has none.
+        cand_statistic: The candidate's, likewise.
         rounding: The parameter whose gradient is zero but for rounding, which makes all the difference; "" for none.
         counterpart: The candidate's name of it; "" where that has none.
     """
@@ -63,6 +66,9 @@ class RunRow:
     tolerance: float | str | None = None
     ref: float | None = None
     cand: float | None = None
+    statistic: str = ""
+    ref_statistic: float | None = None
+    cand_statistic: float | None = None
     rounding: str = ""
     counterpart: str = ""
 
@@ -86,6 +92,8 @@ class RunRow:
         facts: dict[str, Json] = {
             "name": self.name, "family": self.family, "stage": self.stage, "status": self.status,
             "rel_l2_at_least": self.bound, "tolerance": self.tolerance, "ref": self.ref, "cand": self.cand,
+            "statistic": self.statistic or None, "ref_statistic": self.ref_statistic,
+            "cand_statistic": self.cand_statistic,
             "rounding": self.rounding or None,
             "counterpart": self.counterpart if self.counterpart not in ("", self.name) else None,
         }  # fmt: skip

@@ -26,8 +26,9 @@ _NAMED: Final = 3
 _TENSOR: Final = (
     Column(heading="rel_l2 at least", kind="number", priority=1),
     Column(heading="tolerance", kind="text", priority=3),
-    Column(heading="ref", kind="number", group="l2", priority=2),
-    Column(heading="cand", kind="number", group="l2", priority=2),
+    Column(heading="by", kind="text", priority=2),
+    Column(heading="ref", kind="number", priority=2),
+    Column(heading="cand", kind="number", priority=2),
 )
 _STAGES: Final = (
     Column(heading="stage", kind="name"),
@@ -131,4 +132,5 @@ def _how_many(differing: Sequence[RunRow], total: int) -> str:
 
 def _cells(row: RunRow) -> tuple[float | str | None, ...]:
     judged_by = None if row.tolerance is None else str(row.tolerance)
-    return row.bound, judged_by, row.ref, row.cand
+    values = (row.ref_statistic, row.cand_statistic) if row.statistic else (row.ref, row.cand)
+    return row.bound, judged_by, row.statistic or ("l2" if row.key else ""), *values

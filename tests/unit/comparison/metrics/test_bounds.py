@@ -59,3 +59,17 @@ def test_integers_are_compared_by_extremes_and_zeros() -> None:
 
 def test_nothing_in_common_proves_nothing() -> None:
     assert least_rel_l2({}, tensor_stats(np.ones(3)).to_json()) is None
+
+
+@pytest.mark.parametrize(
+    ("ref", "cand", "statistic"),
+    [
+        ([3.0, 4.0], [6.0, 8.0], "l2"),
+        ([1.0, -1.0] * 8, [1.0] * 16, "mean"),
+        ([1.0, 0.0], [math.nan, 0.0], "nan"),
+        ([2, 5], [2, 7], "max"),
+        ([1.0, 2.0], [1.0, 2.0], ""),
+    ],
+)
+def test_the_statistic_that_shows_a_bound_is_known(ref: list[float], cand: list[float], statistic: str) -> None:
+    assert bound(np.array(ref), np.array(cand)).statistic == statistic
