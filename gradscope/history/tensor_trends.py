@@ -13,6 +13,9 @@ import numpy as np
 #: The steps of which `Trend.slope` states the growth.
 SLOPE_STEPS: Final = 100
 
+#: The largest relative change of a statistic that may be the rounding of float32: there is no slope then.
+_ROUNDING: Final = 1e-6
+
 #: What a trend states of one statistic of a tensor: unit and meaning by column.
 TRENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -38,7 +41,8 @@ class Trend:
         first: Its first value; NaN where there is none.
         last: Its last value, likewise; NaN where the tensor is not finite at the end.
         slope: How many powers of ten it grows in 100 steps: the slope of the least-squares line through the decimal
-            logarithms of its magnitudes; None where fewer than two of them are finite and not zero.
+            logarithms of its magnitudes; 0 where they differ by rounding, None where fewer than two of them are finite
+            and not zero.
         change: By how many powers of ten it changed while the tensor was finite and not zero, up or down.
         grew: Whether that was up.
         values: The values in order; NaN where one is not known, infinite where the tensor is not finite.
@@ -88,6 +92,9 @@ def _slope(steps: np.ndarray, values: np.ndarray) -> float | None:
     if usable.sum() < 2:
         return None
     at = steps[usable].astype(np.float64)
-    logarithms = np.log10(np.abs(values[usable]))
+    magnitudes = np.abs(values[usable])
+    if magnitudes.max() <= (1 + _ROUNDING) * magnitudes.min():
+        return 0.0
+    logarithms = np.log10(magnitudes)
     centred = at - at.mean()
     return float(SLOPE_STEPS * (centred @ (logarithms - logarithms.mean())) / (centred @ centred))

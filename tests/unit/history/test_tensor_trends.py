@@ -43,3 +43,9 @@ def test_a_change_is_that_between_magnitudes_that_are_not_zero() -> None:
 def test_an_infinity_is_the_largest_change() -> None:
     assert Trend.of(STEPS, np.array([1.0, 1.0, math.inf]), np.zeros(3)).change == math.inf
     assert Trend.of(STEPS[:0], np.empty(0), np.empty(0)).slope is None
+
+
+@pytest.mark.parametrize(("apart", "is_flat"), [(1e-7, True), (1e-5, False)])
+def test_rounding_has_no_slope(apart: float, is_flat: bool) -> None:
+    values = 3.0 * (1 + apart * np.linspace(0, 1, len(STEPS)))
+    assert (Trend.of(STEPS, values, np.zeros(len(STEPS))).slope == 0) is is_flat

@@ -15,6 +15,10 @@ _NOT_FINITE: Final = "!"
 #: The ratio of the largest magnitude to the smallest from which on logarithms are shown.
 _WIDE: Final = 100.0
 
+#: The least difference that is shown, relative to the largest number: one of float32 that is as large as it was may
+#: have been rounded otherwise.
+_SHOWN: Final = 1e-6
+
 
 def sparkline(values: Sequence[float], width: int, *, unicode: bool) -> str:
     """Returns a series as text: its smallest number is the lowest character, its largest the highest.
@@ -40,7 +44,8 @@ def _character(number: float, low: float, high: float, characters: str) -> str:
     if math.isinf(number):
         return _NOT_FINITE
     # Halves, because the difference of two large numbers overflows.
-    height = (number / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+    is_flat = high / 2 - low / 2 <= _SHOWN / 2 * max(abs(high), abs(low))
+    height = 0.5 if is_flat else (number / 2 - low / 2) / (high / 2 - low / 2)
     return characters[min(int(height * len(characters)), len(characters) - 1)]
 
 

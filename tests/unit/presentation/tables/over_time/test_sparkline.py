@@ -22,6 +22,8 @@ from gradscope.presentation.tables.over_time.sparkline import sparkline
         ([1.0, math.nan, 2.0], "▁ █"),
         ([1.0, math.inf, 2.0, math.nan], "▁!█"),
         ([-1e308, 1e308], "▁█"),
+        ([7.0, 7.000001, 7.0], "▅▅▅"),
+        ([7.0, 7.0001, 7.0], "▁█▁"),
         ([math.nan], ""),
     ],
 )
