@@ -2,8 +2,8 @@
 
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the
 first axis (the layers of a scan), a factor (a mean for a sum, a sign), running statistics that are divided by another
-number or move by another share (`running_statistics`), and a few elements at which rounding decides
-(`judging/rounding/kinks`).
+number or move by another share (`running_statistics`), a layer that computes in fewer digits
+(`layers/computed_dtypes`), and a few elements at which rounding decides (`judging/rounding/kinks`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import OF_SLICES
+from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill
@@ -62,7 +63,8 @@ def with_likely_causes(
         statistics: The running statistics of the dumps.
         kinks: Their kinks.
     """
-    stored, differing = StoredValues(dumps), (each for each in matches if rows[each.ref].status == "different")
+    stored, dtypes = StoredValues(dumps), ComputedDtypes(dumps)
+    differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
     found: dict[str, str] = {}
@@ -71,6 +73,8 @@ def with_likely_causes(
         likely = ""
         if row.family == ACTIVATION_GRAD and row.name in agreeing:
             likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
+        if row.family == ACTIVATION:
+            likely = dtypes.words(match, row)
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 

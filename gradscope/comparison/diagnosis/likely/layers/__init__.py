@@ -9,5 +9,6 @@
 - `reduction_differences`: pools and means over axes, which take something else of them.
 - `norms`: norms, which read another sum or differ in what they add, divide by, subtract or multiply by.
 - `cells`: recurrent layers, which differ in a gate, a function, a bias, a direction or a state.
+- `computed_dtypes`: layers that compute in fewer digits inside than those of the reference.
 - `flatten_orders`: the orders of its axes in which the programs flatten one value.
 """

@@ -1,0 +1,68 @@
+"""`ComputedDtypes` tells that a layer computes in fewer digits than that of the reference, as in bfloat16 inside.
+
+Such a layer of many may read and return float32, so that nothing but its rounding shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final
+
+from gradscope.comparison.judging.rounding.innermost_layers import layers_by_name
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import machine_epsilon
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.naming import split_key
+
+#: How many machine epsilons the rounding of what a layer reads, of its weights and of its result make at most: more has
+#: another cause, too.
+_MOST: Final = 4.0
+
+
+class ComputedDtypes:
+    """ComputedDtypes has the dtypes of the fewest digits in which the layers of two dumps compute.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+
+    def words(self, match: Match, row: ComparisonRow) -> str:
+        """Returns a clause about the candidate's value, where only its layer computes in fewer digits; "" elsewhere.
+
+        Args:
+            match: The pair.
+            row: Its row.
+        """
+        key = split_key(self._dumps.cand.resolve(match.cand))[1]
+        narrow = self._of_cand.get(key)
+        if narrow is None or not row.made_here:
+            return ""
+        ref = self._of_ref.get(split_key(self._dumps.ref.resolve(match.ref))[1])
+        is_rounding = as_float(row.metrics.get("rel_l2", 0.0)) <= _MOST * machine_epsilon(narrow)
+        if narrow == ref or not is_rounding:
+            return ""
+        own = ref or self._dumps.ref.entry(match.ref).dtype
+        return f"is computed in {narrow} inside its layer, and the reference's in {own}"
+
+    @cached_property
+    def _of_ref(self) -> Mapping[str, str]:
+        return _by_output(self._dumps.ref)
+
+    @cached_property
+    def _of_cand(self) -> Mapping[str, str]:
+        return _by_output(self._dumps.cand)
+
+
+def _by_output(source: DumpSource) -> Mapping[str, str]:
+    """Returns the dtypes of the fewest digits in which innermost layers compute, by the names of what they make."""
+    layers = source.manifest.layers
+    if all(layer.narrowest is None for layer in layers):  # most programs
+        return {}
+    found = layers_by_name(layers, {layer.parent for layer in layers}, lambda layer: layer.outputs)
+    return {name: each.narrowest for name, makers in found.items() for each in makers if each.narrowest is not None}

@@ -1,0 +1,46 @@
+"""Of one layer of many that computes in fewer digits inside, the sentence says so, and of no other fault."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+
+@cache
+def _network(narrow: int | None = None, *, dtype: str = "bfloat16", scale: float = 1.0) -> Dump:
+    """Five layers, one of which multiplies in a narrow type, and multiplies by a factor."""
+
+    def loss(kernels: Any, read: Any) -> Any:
+        for number, kernel in enumerate(kernels):
+            with jax.named_scope(f"dense{number}"):
+                if number == narrow:
+                    read = scale * (read.astype(dtype) @ kernel.astype(dtype)).astype(jnp.float32)
+                else:
+                    read = read @ kernel
+            read = jnp.tanh(read)
+        return jnp.square(read).mean()
+
+    rng = np.random.default_rng(0)
+    kernels = [rng.normal(size=(32, 32)).astype(np.float32) / 6 for _ in range(5)]
+    return gs.capture(loss, kernels, rng.normal(size=(16, 32)).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_layer_that_computes_in_fewer_digits_is_told(dtype: str) -> None:
+    found = gs.compare(_network(), _network(2, dtype=dtype))
+    assert "Forward first differs at `dense2`" in found.sentence
+    assert f"it is computed in {dtype} inside its layer, and the reference's in float32" in found.sentence
+    assert [row.name for row in found.rows if "computed in" in row.likely] == ["dense2"]
+
+
+def test_rounding_is_not_told_for_what_it_does_not_explain_or_what_both_do() -> None:
+    assert "computed in" not in gs.compare(_network(), _network(2, scale=1.05)).sentence
+    assert "computed in" not in gs.compare(_network(2), _network(2, scale=1.002)).sentence
