@@ -172,7 +172,7 @@ class _Sums:
 
     def add(self, stretch: _Elements) -> None:
         flips = np.sign(stretch.ref) != np.sign(stretch.cand)
-        at_flips = stretch.at(flips)
+        at_flips, others = stretch.at(flips), stretch.at(~flips)
         self.flips += len(at_flips.ref)
         flipped = np.abs(np.concatenate([at_flips.ref, at_flips.cand]))
         self.largest = max(self.largest, float(flipped.max(initial=0.0)))
@@ -187,12 +187,12 @@ class _Sums:
         self.flipped += _squares(at_flips.ref_gradient)
         self.from_zero += _squares(at_flips.ref_gradient[(at_flips.ref == 0) | (at_flips.cand == 0)])
         self.difference += _squares(at_flips.lost)
-        self.elsewhere += _squares(stretch.at(~flips).lost)
+        self.elsewhere += _squares(others.lost)
         sizes = np.abs(stretch.ref)
         self.top = max(self.top, float(sizes.max()))
         passing = (stretch.ref_gradient != 0) & (stretch.cand_gradient != 0)
         self.passing = max(self.passing, float(sizes.max(where=passing, initial=0.0)))
-        self.outliers = _furthest(self.outliers.with_more(_furthest(stretch.at(~flips))))
+        self.outliers = _furthest(self.outliers.with_more(_furthest(others)))
 
     def made(self, size: int) -> float:
         """Returns the sum of squares of the differences that kinks make where signs flip; 0 where there is no kink."""
