@@ -151,7 +151,7 @@ _HEADINGS: Final = {
     "notes": "The findings at a tensor, and the reasons why something of it is missing",
     "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
     "ledger": "The list of all values that were not captured, with the reason of each",
-    "statistic": "Which number of a tensor its trend is of",
+    "statistic": "Which number of a tensor its trend is of, or shows that two runs differ",
     "over time": "The values of the recorded steps as a small chart; ! stands for one that is not finite",
     "of median": "The size of a gradient over its median in the last 32 recorded steps",
     "magnitude": "A range of absolute values",
