@@ -141,27 +141,28 @@ FAULTS: Final = {
 }
 
 
+#: Kind, directions, layers, and the faults: all of one layer, and of several one of each part of it.
 SIZES: Final = [
-    ("GRU", 1, 1),
-    ("GRU", 2, 1),
-    ("GRU", 2, 2),
-    ("LSTM", 1, 1),
-    ("LSTM", 2, 1),
-    ("RNN", 1, 1),
-    ("RNN", 1, 2),
+    ("GRU", 1, 1, tuple(FAULTS)),
+    ("GRU", 2, 1, ("swapped", "turned", "initial", "mask")),
+    ("GRU", 2, 2, ("reset", "order", "turned")),
+    ("LSTM", 1, 1, tuple(FAULTS)),
+    ("LSTM", 2, 1, ("forget", "output", "turned")),
+    ("RNN", 1, 1, tuple(FAULTS)),
+    ("RNN", 1, 2, ("relu", "turned")),
 ]
 
 
-@pytest.mark.parametrize(("kind", "directions", "depth"), SIZES)
-def test_what_a_recurrent_layer_does_otherwise_is_told(kind: str, directions: int, depth: int) -> None:
+@pytest.mark.parametrize(("kind", "directions", "depth", "faults"), SIZES)
+def test_what_a_recurrent_layer_does_otherwise_is_told(
+    kind: str, directions: int, depth: int, faults: tuple[str, ...]
+) -> None:
     reference, weights = _reference(kind, directions=directions, depth=depth)
     sizes = {"directions": directions, "depth": depth}
     right = gs.compare(reference, _port(kind, "", weights, **sizes))
     assert right, right.sentence
     for fault, (kinds, cand, ref) in FAULTS.items():
-        if kind not in kinds.split() or (fault in {"initial", "mask"} and depth > 1):
-            continue
-        if fault == "cell state" and directions > 1:
+        if fault not in faults or kind not in kinds.split():
             continue
         sentence = gs.compare(reference, _port(kind, fault, weights, **sizes)).sentence
         article = "a" if kind == "GRU" else "an"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ WEIGHTS = {"stem": drawn(1, 3, 3, 3, 6), "head": drawn(2, 6, 4)}
 IMAGES = drawn(3, 4, 8, 8, 3)
 
 
+@cache
 def _captured(*, of_port: bool, fault: str = "", first: bool = False, channels: int = 3) -> Dump:
     """A convolution of an image, whose channels may be few, and come first."""
     names = ("Conv_0", "Dense_0") if of_port else ("stem", "head")
