@@ -233,8 +233,8 @@ class KernelSearch:
             return
         sampled = SampledProducts(form.read, elements, form.kernel.shape[-1])
         kernels = self.kernels(elements)
-        made = [sampled.products(kernels, form.kernel.shape[:-2], at, padding) for at in places]
-        products, count = np.concatenate(made), len(self._flips)
+        products, count = sampled.products(kernels, form.kernel.shape[:-2], places, padding), len(self._flips)
+        products = products.reshape(-1, products.shape[-1])
         for (words, function), bias in itertools.product(_FUNCTIONS.items(), (None, *self.biases)):
             sums = products if bias is None else products + self.biases[bias][elements[-1]]
             for found in np.flatnonzero(np.linalg.norm(function(sums) - expected, axis=1) <= limit):

@@ -47,6 +47,9 @@ _INSIDE: Final[Mapping[Padding, Callable[[Array, int], Array]]] = MappingProxyTy
     "reflect": lambda at, size: size - 1 - np.abs(at % max(1, 2 * (size - 1)) - (size - 1)),
 })  # fmt: skip
 
+#: The most values that are taken of what is read at once.
+_MOST_READ: Final = 1 << 18
+
 
 class SampledProducts:
     """SampledProducts computes elements of the products that kernels make of one value.
@@ -61,31 +64,44 @@ class SampledProducts:
         self._read, self._outputs = read, outputs
         self._examples, self._at, self._channels = elements[0], elements[1:-1], elements[-1]
 
-    def products(self, kernels: Array, sizes: Sequence[int], places: Places, padding: Padding) -> Array:
-        """Returns the elements, as `[kernels, elements]`.
+    def products(self, kernels: Array, sizes: Sequence[int], places: Sequence[Places], padding: Padding) -> Array:
+        """Returns the elements, as `[places, kernels, elements]`.
 
         Args:
             kernels: Kernels of the elements' outputs, as `[kernels, taps, inputs, elements]`.
             sizes: The number of their taps along each axis of space.
-            places: Where the taps lie.
+            places: Where the taps lie, in each of several ways.
             padding: How what is read goes on behind its edges.
         """
+        each = math.prod(kernels.shape[1:])
+        count = max(1, _MOST_READ // each)
+        some = (places[start : start + count] for start in range(0, len(places), count))
+        made = [self._products(kernels, sizes, among, padding) for among in some]
+        return np.concatenate(made) if made else np.empty((0, len(kernels), len(self._channels)))
+
+    def _products(self, kernels: Array, sizes: Sequence[int], places: Sequence[Places], padding: Padding) -> Array:
         inputs = kernels.shape[2]
         # The groups of the channels follow each other.
         first = self._channels // (self._outputs // (self._read.shape[-1] // inputs)) * inputs
         columns = first[:, None, None] + np.arange(inputs)
         taps = np.array([*itertools.product(*map(range, sizes))]).reshape(math.prod(sizes), len(sizes)).T
-        known, at = np.ones((len(first), taps.shape[1]), bool), list[Array]()
+        known, at = np.ones((len(places), len(first), taps.shape[1]), bool), list[Array]()
         for axis, (tap, own) in enumerate(zip(taps, self._at, strict=True)):
-            begin, size = places.begins[axis], self._read.shape[axis + 1]
-            place = own[:, None] * places.strides[axis] - begin + tap * places.dilations[axis]
-            whole, between = np.divmod(place, places.spreads[axis])
+            size, facts = self._read.shape[axis + 1], [_along(each, axis) for each in places]
+            strides, spreads, dilations, begins = np.array(facts).T[:, :, None, None]
+            place = own[:, None] * strides - begins + tap * dilations
+            whole, between = np.divmod(place, spreads)
             known &= between == 0
             if padding == "constant":
                 known &= (whole >= 0) & (whole < size)
                 whole = np.clip(whole, 0, size - 1)
             else:
                 whole = _INSIDE[padding](whole, size)
-            at.append(whole[:, :, None])
-        values = self._read[self._examples[:, None, None], *at, columns] * known[:, :, None]
-        return np.einsum("sti,ktis->ks", values, kernels)
+            at.append(whole[..., None])
+        values = self._read[self._examples[:, None, None], *at, columns] * known[..., None]
+        values = np.broadcast_to(values, (*known.shape, inputs))  # a dense layer has no axis of space
+        return np.einsum("psti,ktis->pks", values, kernels)
+
+
+def _along(places: Places, axis: int) -> tuple[int, int, int, int]:
+    return places.strides[axis], places.spreads[axis], places.dilations[axis], places.begins[axis]

@@ -124,9 +124,9 @@ def _numbers(form: LayerForm, search: KernelSearch, masks: Array, work: Work) ->
     flips, taps, *rest = kernels.shape
     masked = (kernels[:, None] * masks[None, :, None, :, None]).reshape(-1, taps, *rest)
     products = [SampledProducts(each, elements, form.kernel.shape[-1]) for each in (form.read, np.ones_like(form.read))]
-    for at in places:
-        made = [each.products(masked, form.kernel.shape[:-2], at, "constant") for each in products]
-        columns = np.concatenate([each.reshape(flips, len(masks), -1) for each in made], axis=1)
+    sizes_of_kernel, shape = form.kernel.shape[:-2], (len(places), flips, len(masks), len(expected))
+    made = [each.products(masked, sizes_of_kernel, places, "constant").reshape(shape) for each in products]
+    for columns in np.concatenate(made, axis=2):
         for flipped, bias in itertools.product(columns, (None, *search.biases.values())):
             sums, sizes = expected if bias is None else expected - bias[elements[-1]], np.linalg.norm(flipped, axis=1)
             if not sizes.all() or not (np.isfinite(sizes).all() and np.isfinite(sums).all()):  # the largest overflow
