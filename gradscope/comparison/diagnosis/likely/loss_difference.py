@@ -33,6 +33,9 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, is_gradient, ke
 #: A factor that is nearer to one than this is no other reduction.
 _LEAST_FACTOR: Final = 1e-3
 
+#: How near the factor of each gradient is to that of the losses, in parts of its distance from one.
+_NEAREST: Final = 0.25
+
 #: Gradients that are a multiple of others differ from it by so much of their norm, as in float32.
 _APART: Final = 1e-4
 
@@ -172,7 +175,8 @@ def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
 
 def _is_multiple(row: ComparisonRow, factor: float, limit: float) -> bool:
     apart, ratio = row.metrics.get("1-cos"), row.metrics.get("norm_ratio")
-    tolerance = max(limit, row.tolerance or 0.0)
+    # Within the tolerance of a coarse type, what is hardly another gradient is a multiple by many factors near one.
+    tolerance = min(max(limit, row.tolerance or 0.0), _NEAREST * abs(factor - 1))
     if apart is None or ratio is None or row.metrics.get("nonfinite_mismatch"):
         return False
     apart, ratio = as_float(apart), as_float(ratio)

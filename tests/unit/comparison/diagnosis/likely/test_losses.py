@@ -153,3 +153,27 @@ def test_a_gradient_that_is_the_same_is_no_multiple() -> None:
     assert found.losses is not None
     assert found.losses.cand == pytest.approx(5 * found.losses.ref)
     assert not found.losses.explains, found.sentence
+
+
+def _residual(scale: float, dtype: str) -> Dump:
+    """A network whose residuals are multiplied by a factor, so that the loss and all gradients are larger."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        hidden = batch["x"]
+        for number, kernel in enumerate(weights):
+            with jax.named_scope(f"layer{number}"):
+                read = hidden * jax.lax.rsqrt(jnp.square(hidden).mean(-1, keepdims=True) + 1e-6)
+                made = jax.nn.silu(read.astype(dtype) @ kernel.astype(dtype)).astype(jnp.float32)
+                hidden = scale * hidden + made
+        with jax.named_scope("objective"):
+            return jnp.square(hidden - 1).mean()
+
+    draw = np.random.default_rng(5).normal
+    kernels = [draw(size=(64, 64)).astype(np.float32) / 5 for _ in range(8)]
+    return gs.capture(loss, kernels, {"x": draw(size=(16, 64)).astype(np.float32)}, origins=False)
+
+
+def test_gradients_that_are_larger_by_several_factors_are_of_no_other_reduction() -> None:
+    found = gs.compare(_residual(1.0, "float32"), _residual(1.01, "bfloat16"))
+    assert found.verdict == "different"
+    assert "reduced otherwise" not in found.sentence, found.sentence
