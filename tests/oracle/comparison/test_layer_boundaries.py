@@ -259,3 +259,46 @@ def test_a_factor_may_be_that_of_a_residual_stream_or_of_its_branches(scaled: bo
     assert found.verdict == "same", found.sentence
     wrong = gs.compare(one, _residual(scaled=not scaled, lost=0.5))  # the norm behind it hides this factor
     assert wrong.sentence.startswith("Forward first differs at `last` "), wrong.sentence
+
+
+def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.0, fault: str = "") -> Dump:
+    """A network whose embedding is multiplied within its layer or behind it, of which norms read a residual stream."""
+    embed, *blocks, head = names
+    params = {name: _drawn(7 + at, WIDTH, WIDTH) for at, name in enumerate(names)}
+
+    def normalised(x: Any) -> Any:
+        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-9)
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope(embed):
+            x = x @ params[embed] * (factor if inside else 1.0)
+        x = x if inside else x * factor
+        for at, name in enumerate(blocks):
+            with jax.named_scope(f"{name}_norm"):
+                h = normalised(x)
+            with jax.named_scope(name):
+                h = jnp.tanh(h) @ params[name] if fault != name else jax.nn.silu(h) @ params[name]
+            x = x + h
+            x = x * (1.5 if fault == "residual" and at == 0 else 1.0)
+        with jax.named_scope(head):
+            return normalised(x) @ params[head]
+
+    return _captured(network, params)
+
+
+@pytest.mark.parametrize("names", [("embed", "one", "two", "head"), ("Dense_0", "Dense_1", "Dense_2", "Dense_3")])
+@pytest.mark.parametrize("fault", ["", "one", "two"])
+def test_a_factor_within_a_layer_that_norms_hide_is_not_told_for_a_fault_behind(
+    names: tuple[str, ...], fault: str
+) -> None:
+    reference = _residual_stream(("embed", "one", "two", "head"), inside=False)
+    own = dict(zip(("", "one", "two"), ("", *names[1:3]), strict=True))[fault]
+    found = gs.compare(reference, _residual_stream(names, inside=True, fault=own))
+    assert bool(found) is (not fault), found.sentence
+    assert not fault or f"Forward first differs at `{fault}` (rel_l2 " in found.sentence, found.sentence
+
+
+def test_a_factor_that_one_program_alone_has_is_told_though_norms_hide_it() -> None:
+    names = ("embed", "one", "two", "head")
+    found = gs.compare(_residual_stream(names, inside=True), _residual_stream(names, inside=True, factor=8.0))
+    assert "Forward first differs at `embed` (rel_l2 1.0, made here; it is 2 times the reference's)" in found.sentence

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors
+from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors, ValuesBehind
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
+from gradscope.dump.manifest.layer_graph import NearestKeys
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, gradient_key, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
@@ -55,7 +55,7 @@ def without_applied(
         and split_key(match.ref)[0] == PARAM
         and len(dumps.ref.entry(match.ref).shape) == 1
     ]
-    behind = _Behind(dumps, pairing, rows)
+    behind = ValuesBehind(dumps, pairing, rows)
     factors: dict[str, float] = {}
     around = NearestKeys(sources, ChainMap(errors.known, factors))
     agreeing: dict[str, str] = {}
@@ -96,43 +96,6 @@ def _loop_outputs(pairing: Pairing, match: Match) -> Iterator[tuple[str, bool]]:
     outputs = (each for each in pairing.matched if each.matched_by == "iterations" and each.recipe.plain)
     yield from ((each.ref, True) for each in outputs if each.cand == match.cand and each.ref != match.ref)
     yield from ((each.ref, False) for each in pairing.inverse if each.recipe.plain and each.cand == match.ref)
-
-
-class _Behind:
-    """_Behind knows whether what is computed next from values agrees, in both programs.
-
-    Args:
-        dumps: The dumps.
-        pairing: Their pairing.
-        rows: The rows of the pairs, by the reference's keys.
-    """
-
-    def __init__(self, dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> None:
-        self._dumps = dumps
-        values = [match for match in pairing.matched if split_key(match.ref)[0] == ACTIVATION]
-        same = {match.ref: rows[match.ref].status == "same" for match in values}
-        self._sides = (
-            _readers(dumps.ref, {dumps.ref.resolve(each.ref): same[each.ref] for each in values}),
-            _readers(
-                dumps.cand, {dumps.cand.resolve(key): same[each.ref] for each in values for key in each.recipe.keys}
-            ),
-        )
-
-    def agrees(self, match: Match) -> bool:
-        """Returns whether all that is computed next from both values of a pair agrees, and there is any.
-
-        Args:
-            match: The pair.
-        """
-        keys = [self._dumps.ref.resolve(match.ref)], [self._dumps.cand.resolve(key) for key in match.recipe.keys]
-        return all(
-            bool(found := [same[each] for key in own for each in readers.behind(key)]) and all(found)
-            for own, (readers, same) in zip(keys, self._sides, strict=True)
-        )
-
-
-def _readers(source: DumpSource, same: Mapping[str, bool]) -> tuple[NearestKeys, Mapping[str, bool]]:
-    return NearestKeys(inverted(forward_sources(source)), same), same
 
 
 def without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:

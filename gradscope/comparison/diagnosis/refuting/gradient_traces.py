@@ -11,12 +11,12 @@ differs, and nothing else that it is made of does, those are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, owner_sources
 from gradscope.comparison.judging.loss_comparison import is_loss
@@ -213,3 +213,14 @@ class ProgramTraces:
         # Pairs are decided in execution order, so that what is before these does not change.
         self._exact |= seen - {key}
         return False
+
+
+def largest_trace(values: Sequence[tuple[ProgramTraces, str]]) -> float:
+    """Returns the largest error of what is compared next behind the values of a pair, in either program.
+
+    Where one program computes nothing but values that agree from its own, the loss of the other, which may have a term
+    more, shows no difference of the pair.
+    """
+    shown = max(program.trace_in_values(key) for program, key in values)
+    traces = [program.trace(key) for program, key in values]
+    return shown if shown <= EXACT and min(traces) <= EXACT else max(traces)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
@@ -34,8 +35,8 @@ from gradscope.comparison.diagnosis.refuting.apart.pair_values import carries_di
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import (
-    EXACT,
     InheritedErrors,
+    ValuesBehind,
     loss_error,
     relative_error,
 )
@@ -44,6 +45,7 @@ from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     ProgramTraces,
     accounts_for_losses,
     hides_from_losses,
+    largest_trace,
 )
 from gradscope.comparison.diagnosis.refuting.hidden_biases import without_hidden_biases
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
@@ -159,6 +161,7 @@ def _without_refuted_values(
     totals: list[Match] = []
     matched = {each.ref: rows[each.ref] for each in pairing.matched}
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
+    behind = ValuesBehind(dumps, pairing, rows)
 
     def in_other_units(match: Match) -> bool:
         return _is_multiple(rows[match.ref]) and products.use_one_kernel(match)
@@ -168,7 +171,8 @@ def _without_refuted_values(
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
         # What is made of values that differ is a function of the other value but for their error.
         tolerance = errors.tolerance(match.ref) if inherited else rows[match.ref].tolerance
-        found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
+        agrees = partial(behind.agrees, match)
+        found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, agrees_behind=agrees)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(with_loop_outputs(pairing, match, found.stages))
         shows = traces[match.ref] > (rows[match.ref].tolerance or 0)
@@ -244,7 +248,7 @@ def _borne_out(
         error = min(error, _TRACELESS) if math.isfinite(error) else error
         # Where PyTorch's graph ends, the loss would stand for all that is behind: the other program shows more.
         telling = [each for each in own[match.ref] if each[0].tells_what_reads(each[1])]
-        traces[match.ref] = _trace(telling or own[match.ref])
+        traces[match.ref] = largest_trace(telling or own[match.ref])
         if match.matched_by == "path":
             by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
@@ -262,17 +266,6 @@ def _borne_out(
         ):
             unclear.add(match.ref)
     return borne_out, unclear, traces
-
-
-def _trace(values: Sequence[tuple[ProgramTraces, str]]) -> float:
-    """Returns the largest error of what is compared next behind the values of a pair, in either program.
-
-    Where one program computes nothing but values that agree from its own, the loss of the other, which may have a term
-    more, shows no difference of the pair.
-    """
-    shown = max(program.trace_in_values(key) for program, key in values)
-    traces = [program.trace(key) for program, key in values]
-    return shown if shown <= EXACT and min(traces) <= EXACT else max(traces)
 
 
 def _is_multiple(row: ComparisonRow) -> bool:
