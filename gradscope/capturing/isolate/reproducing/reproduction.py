@@ -139,7 +139,7 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
     isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
-            f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
+            f"{naming.printable(name)} is inside a custom rule or a sharded function",
             hint="isolate the layer around it",
         )
     values = LayerValues(isolated, arguments, pinned, placing, loss=dumps.ref.manifest.loss)
