@@ -162,8 +162,9 @@ class TrainStep:
         trained = optax.apply_updates(before, updates)
         step = state.step + 1
         average = None if self._average is None else self._average.updated(state.average, trained, step)
-        variables = with_params(state.variables, merged(trained, state.params))
-        return TrainState(step, variables, optimizer, average), updates
+        return TrainState(
+            step, with_params(state.variables, merged(trained, state.params)), optimizer, average
+        ), updates
 
     @typed()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen]:
