@@ -160,11 +160,9 @@ class TrainStep:
         before = self._processing.trained_of(state.params)
         updates, optimizer = updated(self._optimizer, gradients, state.optimizer, before, **extra)
         trained = optax.apply_updates(before, updates)
-        step = state.step + 1
-        average = None if self._average is None else self._average.updated(state.average, trained, step)
-        return TrainState(
-            step, with_params(state.variables, merged(trained, state.params)), optimizer, average
-        ), updates
+        average = None if self._average is None else self._average.updated(state.average, trained, state.step + 1)
+        variables = with_params(state.variables, merged(trained, state.params))
+        return TrainState(state.step + 1, variables, optimizer, average), updates
 
     @typed()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen]:
