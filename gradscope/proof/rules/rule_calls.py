@@ -14,7 +14,7 @@ from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, constants_of_functions, stated_rule
-from gradscope.tracing.jaxpr.frames import Frame, source_in
+from gradscope.tracing.jaxpr.frames import Frame, source_in, splits_around
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
 
@@ -58,7 +58,7 @@ class CustomRuleCall:
     @property
     def typed_split(self) -> Equation | None:
         """The `shard_map` in which alone the call runs, as its values have types that say over which axes they vary."""
-        splits = list(_splits(self.frame))
+        splits = list(splits_around(self.frame))
         return splits[0] if len(splits) == 1 and splits[0].params.get("check_vma") else None
 
     def frames_inside(self) -> list[Frame]:
@@ -82,14 +82,6 @@ class CustomRuleCall:
             else on_devices(self.typed_split, self.equation, values)
         )
         return [made[at] for at in self.outputs]
-
-
-def _splits(frame: Frame) -> Iterator[Equation]:
-    loop = frame.transfer.loop
-    if loop is not None and loop.parallel and frame.equation is not None:
-        yield frame.equation
-    if frame.parent is not None:
-        yield from _splits(frame.parent)
 
 
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
