@@ -10,6 +10,7 @@ from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_barred, is_split
 from gradscope.proof.rules.on_devices import on_devices
+from gradscope.proof.rules.stopped_operands import stopped_operands
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
@@ -30,7 +31,7 @@ class CustomRuleCall:
         variables: The positions of each distinct operand that the rule differentiates there, in the order of the first.
         outputs: The positions of the outputs that the rule gets a gradient of; all where it gets none.
         constant: The numbers of the variables whose gradient reaches no argument of the loss, such as a number in the
-            program.
+            program, or that the function reads through `stop_gradient` alone.
     """
 
     rule: CustomRule
@@ -99,6 +100,8 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                 constant = frozenset(
                     at for at, atom in enumerate(atoms) if is_literal(atom) or FrameVariable(frame, atom) not in varying
                 )
+                stopped = stopped_operands(equation)
+                constant |= {at for at, positions in enumerate(variables) if stopped.issuperset(positions)}
                 yield CustomRuleCall(
                     rule=rule,
                     frame=frame,
