@@ -32,6 +32,7 @@ from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.comparison import compare
 from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE, NOISE
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Manifest
@@ -55,11 +56,13 @@ class Calibrated:
         dump: The run.
         noise: Noise floors by key, then by the name of the statistic.
         refused: How the model failed in a type in which it does not run, by the name of the statistic.
+        rounding: The keys of the tensors that are zero but for rounding, whose noise is all of them.
     """
 
     dump: MemoryDump
     noise: Mapping[str, Mapping[str, float]]
     refused: Mapping[str, ModelError]
+    rounding: frozenset[str]
 
     def write_to(self, sink: RecordSink) -> Manifest:
         """Writes the run as a dump, with the noise floors among the statistics of its tensors.
@@ -127,6 +130,7 @@ def calibrate(
     reference = run(arguments, request.reading)  # this run and one other are in memory at a time
     noise: dict[str, dict[str, float]] = {}
     refused: dict[str, ModelError] = {}
+    rounding: set[str] = set()
     for rerun in _reruns(arguments, lower):
         try:
             with rerun.settings():
@@ -136,10 +140,12 @@ def calibrate(
                 raise
             refused[rerun.statistic] = error
             continue
-        for key, distance in _distances(reference, moved, rerun):
+        for row in _moved_rows(reference, moved, rerun):
+            key, distance = key_of(row.family, row.name), as_float(row.metrics["rel_l2"])
+            rounding.update([key] if row.is_rounding and rerun.statistic == NOISE else ())
             floors = noise.setdefault(key, {})
             floors[rerun.statistic] = max(distance, floors.get(rerun.statistic, 0.0))
-    return Calibrated(dump=reference, noise=noise, refused=refused)
+    return Calibrated(dump=reference, noise=noise, refused=refused, rounding=frozenset(rounding))
 
 
 def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_Rerun]:
@@ -168,8 +174,8 @@ def _reversed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     return variables, jax.tree_util.tree_map(lambda leaf: leaf[::-1] if jnp.ndim(leaf) else leaf, batch)
 
 
-def _distances(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Iterator[tuple[str, float]]:
-    """Yields the distance that each computed tensor moved."""
+def _moved_rows(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Iterator[ComparisonRow]:
+    """Yields the row of each computed tensor, with how far it moved."""
     one, other = reference.manifest.loss, moved.manifest.loss
     # Where the loss depends on the order of the examples, another order is a difference and not noise.
     if rerun.reordered and (one is None or other is None or not np.isclose(one, other, rtol=_SAME_LOSS)):
@@ -177,4 +183,4 @@ def _distances(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Itera
     for row in compare(reference, moved).rows:
         computed = row.family == PARAM_GRAD if rerun.reordered else row.family == ACTIVATION or is_gradient(row.family)
         if computed and row.metrics.get("nonfinite_mismatch") == 0:
-            yield key_of(row.family, row.name), as_float(row.metrics["rel_l2"])
+            yield row

@@ -34,7 +34,7 @@ from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.limits.common_factors import CommonFactors
 from gradscope.comparison.judging.limits.joint_sources import joint_sources
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
-from gradscope.comparison.judging.limits.noise import in_noise_floors
+from gradscope.comparison.judging.limits.noise import DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.loss_comparison import loss_limit, with_loss_compared
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
@@ -179,18 +179,21 @@ def unrefuted(dumps: Dumps, options: CompareOptions) -> Unrefuted:
     return _whole(dumps, options, Kinks(dumps)).unrefuted
 
 
-def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
+def judged(
+    dumps: Dumps, matches: Sequence[Match], options: CompareOptions, limits: DefaultLimits
+) -> dict[str, ComparisonRow]:
     """Returns the rows of pairs by the reference's keys.
 
     Args:
         dumps: The dumps of the pairs.
         matches: The pairs.
         options: How strictly they are judged.
+        limits: Their limits by default.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    return _matched_rows(dumps, measured_pairs(dumps, matches, options), options, Kinks(dumps))
+    return _matched_rows(dumps, measured_pairs(dumps, matches, options, limits), options, Kinks(dumps))
 
 
 def _accounted(*sides: Iterable[Unmatched]) -> frozenset[str]:

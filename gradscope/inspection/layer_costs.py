@@ -120,7 +120,7 @@ class _Walk:
         ]
         if not any(active) or is_constant(equation):
             return 0
-        return times * (forward * remats + self._pullbacks.flops_of(equation, active))
+        return times * (forward * remats + self._pullbacks.flops_of(equation, active, frame))
 
 
 def _outermost_first(layers: tuple[LayerCall, ...]) -> list[LayerCall]:

@@ -22,6 +22,7 @@ import jax
 from gradscope.naming import PARAM
 from gradscope.naming.wording import counted
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
+from gradscope.proof.rules.stopped_operands import STOP, stopped_operands
 from gradscope.proof.solvers.evaluation import evaluated_inside, is_while
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from, reachability_of
 from gradscope.tracing.jaxpr.derivatives.custom_rules import constants_of_functions, custom_rule
@@ -30,8 +31,6 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_li
 from gradscope.tracing.jaxpr.source_lines import library_function
 from gradscope.tracing.jaxpr.transfers import solve_operands
 from gradscope.tracing.tracer import Trace
-
-_STOP: Final = "stop_gradient"
 
 #: Primitives that draw numbers, whose derivative is that of a quantile of the distribution.
 _DRAWS: Final = frozenset({"random_gamma"})
@@ -72,8 +71,10 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     Returns:
         A pure function; None where nothing has a surrogate, or an allowed rule is not linear in the cotangent.
     """
-    is_allowed = any(call.rule.function in allowed for call in custom_rule_calls(trace))
-    if not (is_allowed or _has(trace, {_STOP, *_DRAWS})):
+    differing = any(
+        call.rule.function in allowed or stopped_operands(call.equation) for call in custom_rule_calls(trace)
+    )
+    if not (differing or _has(trace, {STOP, *_DRAWS})):
         return None
 
     def loss(here: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -114,13 +115,21 @@ def stopped_places(trace: Trace) -> list[str]:
             continue
         for number in sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
-            if equation.primitive.name != _STOP or library_function(equation) is not None:
+            if equation.primitive.name != STOP or library_function(equation) is not None:
                 continue
             counts = arriving.of(frame, equation.outvars[0]) in _ARRIVES
             source = source_in(frame, equation)
             if counts and source not in (None, *found) and _is_made_of_parameters(trace, frame, equation.invars[0]):
                 found[str(source)] = None
-    return list(found)
+    return list(found | dict.fromkeys(_calls_that_stop(trace)))
+
+
+def _calls_that_stop(trace: Trace) -> Iterator[str]:
+    """Yields where functions with a rule are called that keep constant what they are given and parameters make."""
+    for call in custom_rule_calls(trace):
+        atoms = [call.equation.invars[at] for at in sorted(stopped_operands(call.equation))]
+        if call.source is not None and any(_is_made_of_parameters(trace, call.frame, atom) for atom in atoms):
+            yield call.source
 
 
 def _is_made_of_parameters(trace: Trace, frame: Frame, atom: Atom) -> bool:
@@ -171,7 +180,7 @@ class _PairedEvaluation:
         return self._operation(equation, values) if inside is None else [_Pair(*each) for each in inside]
 
     def _operation(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
-        if equation.primitive.name == _STOP:
+        if equation.primitive.name == STOP:
             return [_Pair(values[0].here, values[0].here)]
         if is_while(equation):
             return _loop(equation, values)
@@ -184,7 +193,9 @@ class _PairedEvaluation:
         rule = custom_rule(equation)
         if equation.primitive.name in _DRAWS or (rule is not None and rule.function in self._allowed):
             return _linear(equation, values)
-        made = (bind(equation, list(at)) for at in zip(*values, strict=True))
+        stopped = frozenset[int]() if rule is None else stopped_operands(equation)
+        kept = [_Pair(each.here, each.here) if at in stopped else each for at, each in enumerate(values)]
+        made = (bind(equation, list(at)) for at in zip(*kept, strict=True))
         return [_Pair(*each) for each in zip(*made, strict=True)]
 
 

@@ -82,6 +82,7 @@ _HINTS: Final = (
     (SystemExit, "", "put what runs as a script under if __name__ == '__main__':"),
     (RuntimeError, "has been deleted", "a function donates its inputs: call the one that does not"),
     (RecursionError, "", "a function calls itself without end"),
+    (TypeError, "so the dtypes do not match", "begin the loop in the dtype that its body returns, as by zeros_like"),
     (_CONCRETE, "", "gradscope traces the loss, as jax.jit does, and jax.jit of it fails in the same way"),
 )
 

@@ -33,13 +33,13 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from gradscope import naming
 from gradscope.capturing.records.example_gradients import example_count
 from gradscope.errors import UsageError
 from gradscope.tracing.jaxpr.sharding import with_whole_axis
 from gradscope.tracing.leaves import leaves_of
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.state import named_leaves
 
 #: The fewest groups of which a variance is known.
@@ -178,10 +178,10 @@ def _gsnr(power: Any, variance: Any, groups: int) -> Any:
 
 def _coupling(means: dict[str, Any], of_batch: dict[str, Any], groups: int) -> Any:
     apart = [
-        optax.tree.norm({name: factor * mean - of_batch[name].astype(mean.dtype) for name, mean in means.items()})
+        tree_norm({name: factor * mean - of_batch[name].astype(mean.dtype) for name, mean in means.items()})
         for factor in (1, groups)
     ]
-    return jnp.minimum(*apart) / optax.tree.norm(of_batch)
+    return jnp.minimum(*apart) / tree_norm(of_batch)
 
 
 def _wide(dtype: Any) -> Any:

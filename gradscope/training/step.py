@@ -24,6 +24,7 @@ from gradscope.training.carrying import carried_on, with_keys_folded
 from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
 from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.optimizers.updating import initial, updated
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
@@ -159,10 +160,9 @@ class TrainStep:
         before = self._processing.trained_of(state.params)
         updates, optimizer = updated(self._optimizer, gradients, state.optimizer, before, **extra)
         trained = optax.apply_updates(before, updates)
-        step = state.step + 1
-        average = None if self._average is None else self._average.updated(state.average, trained, step)
+        average = None if self._average is None else self._average.updated(state.average, trained, state.step + 1)
         variables = with_params(state.variables, merged(trained, state.params))
-        return TrainState(step, variables, optimizer, average), updates
+        return TrainState(state.step + 1, variables, optimizer, average), updates
 
     @typed()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen]:
@@ -184,10 +184,10 @@ class TrainStep:
         after, processed, updates = self.advanced(state, batch, computed)
         numbers = {
             "loss": computed.loss,
-            "grad_norm": optax.tree.norm(computed.gradients),
-            "grad_norm_clipped": optax.tree.norm(processed),
-            "update_norm": optax.tree.norm(updates),
-            "param_norm": optax.tree.norm(self._processing.trained_of(state.params)),
+            "grad_norm": tree_norm(computed.gradients),
+            "grad_norm_clipped": tree_norm(processed),
+            "update_norm": tree_norm(updates),
+            "param_norm": tree_norm(self._processing.trained_of(state.params)),
             **self.learning_rate(state, after),
         }
         stages = self._stages(after, processed, updates)

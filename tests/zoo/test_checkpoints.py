@@ -408,3 +408,17 @@ def test_a_file_that_is_missing_or_damaged_is_refused(
         (folder / name).write_bytes(content)
     with pytest.raises(DumpError, match=re.escape(str(folder / name))):
         variables(folder / name)
+
+
+def test_a_module_saved_in_another_type_is_read_by_its_names(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    narrow = jax.tree_util.tree_map(
+        lambda leaf: leaf.astype(jax.numpy.bfloat16) if eqx.is_array(leaf) else leaf,
+        eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2)),
+    )
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (narrow, 2.0))
+    with pytest.raises(DumpError, match="is bfloat16, expected float32") as refused:
+        variables(folder / "saved.eqx")
+    assert "it is of a module in another type" in str(refused.value.hint)

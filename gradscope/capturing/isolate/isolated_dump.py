@@ -15,10 +15,12 @@ from gradscope.capturing.isolate.boundaries import Boundaries
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import gradient_key
 from gradscope.capturing.isolate.places import Places
+from gradscope.capturing.isolate.segment_precision import SegmentPrecision
 from gradscope.comparison.compare_dumps import judged
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between
 from gradscope.comparison.follow_ups.isolation import LeftOut, LocalFinding
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.limits.noise import DefaultLimits
 from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -91,9 +93,13 @@ class IsolatedDump:
         """Yields the judgement of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
-        if options.cand_dtype is None:  # of single layers, it does not show what most of the program computes in
-            options = replace(options, cand_dtype=InheritedPrecision(self._dumps.cand).inside)
-        rows = judged(dumps, list(mine.values()), options)
+        made_by = {key: tensor.boundaries for key, tensor in self._tensors.items()}
+        is_mixed = InheritedPrecision(self._dumps.cand).is_mixed  # one layer that rounds inside is rather a mistake
+        own = SegmentPrecision(
+            self._trace, self._boundaries, made_by, is_mixed=is_mixed, at_most=options.cand_dtype
+        )  # fmt: skip
+        limits = DefaultLimits(dumps, InheritedPrecision(dumps.ref, direct=True), own)
+        rows = judged(dumps, list(mine.values()), options, limits)
         unclear = dict(self._reading_functions(dumps, [mine[ref] for ref in rows if rows[ref].status == "different"]))
         for ref, row in rows.items():
             made = [each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries]

@@ -81,7 +81,7 @@ class _PinnedValuesBuilder:
             if site.names and not site.eliminated:
                 reason = why_unreachable(site)
                 if reason:
-                    self._leave_out(site, (0,) * len(site.loops), reason)
+                    self._leave_out(site.names[0].template, reason)
                 else:
                     self._pin(site)
         return self._found
@@ -92,7 +92,7 @@ class _PinnedValuesBuilder:
             key = None if self._computed(ValueAt(site.value, iteration)) else self._key(site, iteration)
             array = None if key is None else self._array(key, site)
             if key is None or array is None:
-                self._leave_out(site, iteration, _LACKING)
+                self._leave_out(str(site.names[0].at(iteration)), _LACKING)
             else:
                 values[iteration] = array
                 self._found.keys[ValueAt(site.value, iteration)] = key
@@ -125,8 +125,8 @@ class _PinnedValuesBuilder:
         array = self._placing.array(key)
         return array if array is not None and array.shape == site.shape else None
 
-    def _leave_out(self, site: Site, iteration: IterationIndex, why: str) -> None:
-        self._found.left_out.append(LeftOut(name=str(site.names[0].at(iteration)), why=why))
+    def _leave_out(self, name: str, why: str) -> None:
+        self._found.left_out.append(LeftOut(name=name, why=why))
 
 
 def gradient_key(key: str) -> str:

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from gradscope.tracing.loading.model import Model
     from gradscope.training.step import TrainStep
 
 _OPTIMIZER: Final = "Optimizer"
+
+#: The options that make the optimizer.
+_OF_OPTIMIZER: Final = ("--optimizer", "--learning-rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +101,16 @@ class StepOptions:
                 raise UsageError(f"--multiply {text!r} is not PATTERN=FACTOR", hint="as in --multiply 'embed/*=0.1'")
         return factors
 
-    def step(self, model: Model, select: list[str], exclude: list[str]) -> TrainStep:
+    def step(
+        self, model: Model, select: list[str], exclude: list[str], *, before: Callable[[], Mapping[str, str]]
+    ) -> TrainStep:
         """Returns the step.
 
         Args:
             model: The model, whose `optimizer()` serves where `--optimizer` is not set.
             select: Patterns of what is observed; all where empty.
             exclude: Patterns of what is not.
+            before: Returns the options with which the run was started that is to be continued; none for another run.
 
         Raises:
             UsageError: An expression, a factor or an average is none, or there is no optimizer.
@@ -112,7 +120,7 @@ class StepOptions:
         from gradscope.training.step import make_train_step
 
         return make_train_step(
-            model.loss, self._chosen_optimizer(model), clip=self.clip, multiply=self.factors(), only=self.only,
+            model.loss, self._chosen_optimizer(model, before), clip=self.clip, multiply=self.factors(), only=self.only,
             freeze=self.freeze, ema=self.ema, state_updates=self.state_updates,
             spec=CaptureSpec.of(select, exclude, None, None),
         )  # fmt: skip
@@ -128,7 +136,7 @@ class StepOptions:
             name: value if isinstance(value, str) else " ".join(value) for name, value in specified.items() if value
         }
 
-    def _chosen_optimizer(self, model: Model) -> object:
+    def _chosen_optimizer(self, model: Model, before: Callable[[], Mapping[str, str]]) -> object:
         from gradscope.errors import ModelError, UsageError
         from gradscope.tracing.user_frames import user_code
         from gradscope.training.optimizers.optimizers_by_name import is_optimizer, parse_optimizer, transformation
@@ -136,9 +144,13 @@ class StepOptions:
         if self.optimizer is not None:
             return parse_optimizer(self.optimizer, self.learning_rate)
         if model.optimizer is None:
+            started = before()
+            again = " ".join(f"{name} '{started[name]}'" for name in _OF_OPTIMIZER if name in started)
             raise UsageError(
                 f"{model.name} has no optimizer()",
-                hint="name one, as in --optimizer 'adam(1e-3)', or define it, without arguments",
+                hint=f"the run was started with {again}: give it again"
+                if again
+                else "name one, as in --optimizer 'adam(1e-3)', or define it, without arguments",
             )
         if self.learning_rate is not None:
             raise UsageError(

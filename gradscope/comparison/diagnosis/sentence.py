@@ -110,8 +110,8 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     order = "".join(f"; {each}" for each in told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
-    zeros = f", {rounded} zero but for rounding" if (rounded := sum(map(_is_rounding, compared))) else ""
-    calibrated = [row for row in compared if "noise" in row.metrics and not _is_rounding(row)]
+    zeros = f", {rounded} zero but for rounding" if (rounded := sum(row.is_rounding for row in compared)) else ""
+    calibrated = [row for row in compared if "noise" in row.metrics and not row.is_rounding]
     worst = max(calibrated, key=_noise, default=None)
     if worst is not None and _noise(worst) <= WITHIN:
         most = f"at most {times(_noise(worst))} noise at {quoted(worst.name)}"
@@ -140,11 +140,6 @@ def _at_kinks(rows: Sequence[ComparisonRow]) -> str:
     first = max(kinked, key=lambda row: (row.family in BACKWARD, row.index))
     why = f"since rounding decides on which side of a kink values are, first at {quoted(first.name)}"
     return f"; {counted(len(kinked), 'gradient')} over the default tolerance, {why}"
-
-
-def _is_rounding(row: ComparisonRow) -> bool:
-    """Returns whether a row is the same because its difference is within the floor of rounding."""
-    return row.status == "same" and row.needed == 0.0 and as_float(row.metrics.get("rel_l2", 0.0)) > 0
 
 
 def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:

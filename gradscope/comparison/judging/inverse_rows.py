@@ -33,7 +33,7 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.cand, dumps.ref)
+    limits, floors = DefaultLimits.of_whole(dumps, options.cand_dtype), PairFloors(dumps.cand, dumps.ref)
     for match in inverse:
         parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))

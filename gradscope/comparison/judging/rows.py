@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import MatchedBy
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.naming import key_of
 from gradscope.naming.summary import Summary
@@ -108,6 +109,11 @@ class ComparisonRow:
     def judged_by_tolerance(self) -> bool:
         """Whether the row was judged by a tolerance, so that a wider one could pass."""
         return self.tolerance is not None or bool(self.rule)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the row is the same because its difference is within the floor of rounding."""
+        return self.status == "same" and self.needed == 0.0 and as_float(self.metrics.get("rel_l2", 0.0)) > 0
 
     def to_json(self) -> dict[str, Json]:
         """Returns the row as JSON, without fields that do not apply."""

@@ -23,6 +23,7 @@ from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.torch.conversion import mapped, numbers_in, tensors_in
 from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
+from gradscope.frameworks.torch.refused_inputs import explained
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
 from gradscope.frameworks.torch.unchanged import ModuleState, unchanged
@@ -61,12 +62,14 @@ def capture(
         The dump.
 
     Raises:
-        UsageError: The path cannot be used, a tensor's dtype cannot be stored, or an argument is of another kind.
+        UsageError: The path cannot be used, a tensor's dtype cannot be stored, or an argument is of another kind or
+            none that the module takes.
         ModelError: The loss is not a real scalar that depends on a parameter or an input; or a parameter or a buffer
-            has no values, as those of a lazy module that has not run yet, or on the device meta.
+            has no values, as those of a lazy module that has not run yet, or on the device meta, or was made in
+            inference mode.
         MachineError: The disk is full or fails.
     """
-    _require_kinds(module, loss_fn)
+    _require_kinds(module, loss_fn, path)
     if path is None:
         memory = MemoryWriter()
         return Dump(memory.dump(_run(module, loss_fn, inputs, memory, updates=updates)))
@@ -105,7 +108,7 @@ def _run(
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
-        with calls.recording():
+        with explained(module, inputs, module_inputs.args, module_inputs.kwargs), calls.recording():
             output = module(*module_inputs.args, **module_inputs.kwargs)
         state.forward_ended()
         calls.add_root(output)
@@ -124,7 +127,7 @@ def _run(
     )
 
 
-def _require_kinds(module: Any, loss_fn: Any) -> None:
+def _require_kinds(module: Any, loss_fn: Any, path: Any) -> None:
     if not isinstance(module, nn.Module):
         made = isinstance(module, type) and issubclass(module, nn.Module)
         hint = f"make one: {module.__name__}(...)" if made else "capture takes the module, the loss, and the inputs"
@@ -135,6 +138,8 @@ def _require_kinds(module: Any, loss_fn: Any) -> None:
             f"loss_fn must be a function of the module's output, and is of type {type(loss_fn).__name__}",
             hint="capture takes the module, the loss, and the inputs",
         )
+    if not isinstance(path, str | os.PathLike | None):
+        raise UsageError(f"path must be a file to write, and is of type {type(path).__name__}")
 
 
 def _require_data(module: nn.Module) -> None:
@@ -148,6 +153,11 @@ def _require_data(module: nn.Module) -> None:
             raise ModelError(
                 f"{printable(plain_name(name))} has no values: it is on the device meta",
                 hint="load or initialise the module's values, such as with to_empty() and load_state_dict()",
+            )
+        if tensor.is_inference():
+            raise ModelError(
+                f"{printable(plain_name(name))} was made in inference mode, where PyTorch records no gradients",
+                hint="make the module outside of torch.inference_mode(), and load its values with load_state_dict()",
             )
 
 

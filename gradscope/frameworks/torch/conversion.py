@@ -65,15 +65,15 @@ def is_transformed(tensor: Tensor) -> bool:
 
 def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Yields every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
-    yield from ((at, leaf) for at, leaf in _leaves(value, path) if isinstance(leaf, Tensor))
+    yield from ((at, leaf) for at, leaf in leaves_in(value, path) if isinstance(leaf, Tensor))
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields what is in nested containers and none itself, with the path that leads to it."""
     if not _is_container(value):
         yield path, value
     for name, child in _children(value):
-        yield from _leaves(child, (*path, name))
+        yield from leaves_in(child, (*path, name))
 
 
 def numbers_in(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
@@ -81,7 +81,7 @@ def numbers_in(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
     Integers and booleans of Python are most often switches and sizes, and none of them.
     """
-    for path, leaf in _leaves(value):
+    for path, leaf in leaves_in(value):
         if isinstance(leaf, float | complex):
             yield path, torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
         elif isinstance(leaf, np.ndarray | np.generic) and cast("Any", leaf).dtype.name in _OF_NUMPY:

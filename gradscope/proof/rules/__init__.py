@@ -2,6 +2,7 @@
 
 - `rule_calls` finds their calls, and which of their operands are distinct.
 - `on_devices` runs a call inside a `shard_map` by itself.
+- `stopped_operands` are those that a function keeps constant inside.
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
 - `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.

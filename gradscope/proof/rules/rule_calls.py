@@ -10,11 +10,12 @@ from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_barred, is_split
 from gradscope.proof.rules.on_devices import on_devices
+from gradscope.proof.rules.stopped_operands import stopped_operands
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, constants_of_functions, stated_rule
-from gradscope.tracing.jaxpr.frames import Frame, source_in
+from gradscope.tracing.jaxpr.frames import Frame, source_in, splits_around
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
 
@@ -30,7 +31,7 @@ class CustomRuleCall:
         variables: The positions of each distinct operand that the rule differentiates there, in the order of the first.
         outputs: The positions of the outputs that the rule gets a gradient of; all where it gets none.
         constant: The numbers of the variables whose gradient reaches no argument of the loss, such as a number in the
-            program.
+            program, or that the function reads through `stop_gradient` alone.
     """
 
     rule: CustomRule
@@ -58,7 +59,7 @@ class CustomRuleCall:
     @property
     def typed_split(self) -> Equation | None:
         """The `shard_map` in which alone the call runs, as its values have types that say over which axes they vary."""
-        splits = list(_splits(self.frame))
+        splits = list(splits_around(self.frame))
         return splits[0] if len(splits) == 1 and splits[0].params.get("check_vma") else None
 
     def frames_inside(self) -> list[Frame]:
@@ -84,14 +85,6 @@ class CustomRuleCall:
         return [made[at] for at in self.outputs]
 
 
-def _splits(frame: Frame) -> Iterator[Equation]:
-    loop = frame.transfer.loop
-    if loop is not None and loop.parallel and frame.equation is not None:
-        yield frame.equation
-    if frame.parent is not None:
-        yield from _splits(frame.parent)
-
-
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
     """Yields the calls of functions with a custom rule that count for the loss."""
     differentiated = (at for at, leaf in enumerate(trace.arguments) if leaf.differentiated)
@@ -107,6 +100,8 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                 constant = frozenset(
                     at for at, atom in enumerate(atoms) if is_literal(atom) or FrameVariable(frame, atom) not in varying
                 )
+                stopped = stopped_operands(equation)
+                constant |= {at for at, positions in enumerate(variables) if stopped.issuperset(positions)}
                 yield CustomRuleCall(
                     rule=rule,
                     frame=frame,

@@ -268,3 +268,12 @@ def _resolve_operand(frame: Frame, position: int) -> ValueKey | None:
     if frame.parent is not None and outer is not None:
         return resolve(frame.parent, outer)
     return ValueKey(frame.key, OPERAND, position)
+
+
+def splits_around(frame: Frame) -> Iterator[Equation]:
+    """Yields the `shard_map`s whose shards a frame is in, the innermost first."""
+    loop = frame.transfer.loop
+    if loop is not None and loop.parallel and frame.equation is not None:
+        yield frame.equation
+    if frame.parent is not None:
+        yield from splits_around(frame.parent)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation
+from gradscope.tracing.jaxpr.jaxcompat import Equation, manual_axes
+
+_Returned = TypeVar("_Returned")
 
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
@@ -152,3 +154,25 @@ def in_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return experimental.auto_axes(function, out_shardings=PartitionSpec())(value)
 
     return call
+
+
+def in_shards(splits: Iterable[Equation], function: Callable[[], _Returned]) -> _Returned:
+    """Returns what a function returns that is called in one shard, where mesh axes have their names.
+
+    Args:
+        splits: The `shard_map`s around, the innermost first.
+        function: It traces something, and computes nothing.
+    """
+    found: list[_Returned] = []
+    body: Callable[[], Any] = lambda: found.append(function())  # noqa: E731
+    for split in splits:
+        body = jax.shard_map(
+            body,
+            mesh=split.params["mesh"],
+            in_specs=(),
+            out_specs=None,
+            axis_names=frozenset(manual_axes(split)),
+            check_vma=bool(split.params.get("check_vma", True)),
+        )
+    jax.eval_shape(body)
+    return found[0]

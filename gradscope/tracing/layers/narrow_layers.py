@@ -36,6 +36,11 @@ class NarrowLayers:
         found = [narrow[number] for number in call.equations if number in narrow] if narrow else []
         return jnp.dtype(reduce(_narrower, found)).name if found else None
 
+    def of_equation(self, frame: Frame, number: int) -> str | None:
+        """Returns the narrow dtype of what an equation of a frame reads and makes, and of what is inside; or None."""
+        found = self._narrow[frame.key].get(number)
+        return None if found is None else jnp.dtype(found).name
+
     def _visit(self, frame: Frame) -> Any:
         """Notes the narrow dtypes of a frame's equations and of those inside, and returns the narrowest, or None."""
         narrow = self._narrow.setdefault(frame.key, {})

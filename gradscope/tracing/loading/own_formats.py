@@ -31,6 +31,12 @@ _OTHER_SHAPES: Final = (
     "this one into a module of its own shapes, and save that as .npz, by the names of its variables"
 )
 
+#: What to do about one whose tensors have the module's shapes, and other types.
+_OTHER_TYPES: Final = (
+    "it is of a module in another type: read it into such a module, and save that as .npz, by the names of its "
+    "variables, whose types are kept"
+)
+
 
 def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Restored | None:
     """Returns a module with the values of a checkpoint.
@@ -62,12 +68,19 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
         if places:
             note = _note(checkpoint, len(expected), len(saved), places)
             return Restored(value=own.restore(places[0]), notes=(note,))
-        hint = own.hint(len(saved)) or (_OTHER_SHAPES if len(saved) == len(expected) else None)
+        hint = own.hint(len(saved)) or _hint_of_as_many(list(expected.values()), list(saved.values()))
     except _LOADING_ERRORS as error:
         problems = [str(error)]
     raise DumpError(
         f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}", hint=hint
     )
+
+
+def _hint_of_as_many(expected: Sequence[Described], saved: Sequence[Described]) -> str | None:
+    """Returns what to do about a file that has as many tensors as a module; None where it has not."""
+    if len(saved) != len(expected):
+        return None
+    return _OTHER_TYPES if [each.shape for each in saved] == [each.shape for each in expected] else _OTHER_SHAPES
 
 
 def _places(expected: Mapping[str, Described], saved: Sequence[Described], own: OwnFormat) -> list[int]:

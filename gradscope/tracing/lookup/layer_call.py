@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gradscope import naming
 from gradscope.errors import UsageError
@@ -16,6 +17,9 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
 from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.layers.layers import LayerCall
+
+#: The number of an iteration in a path.
+_NUMBER: Final = re.compile(r"\[\d+\]")
 
 #: Whether the value of an atom of a frame is known in one iteration of the loops around that.
 Known: TypeAlias = Callable[[Frame, Atom, IterationIndex], bool]
@@ -77,11 +81,12 @@ def isolated_layer(layers: Sequence[LayerCall], root: Frame, name: str, known: K
         known: Whether a value is known.
 
     Raises:
-        UsageError: There is none; the hint names the nearest names.
+        UsageError: There is none, or it is inside a `while` loop; the hint names the nearest names.
     """
     calls = {
         str(layer.path.at(iteration)): (layer, iteration)
         for layer in layers
+        if not _is_in_while(layer)
         for iteration in iterations(layer.frame.loops)
     }
     path = name.removeprefix(f"{naming.ACTIVATION}/")
@@ -89,12 +94,37 @@ def isolated_layer(layers: Sequence[LayerCall], root: Frame, name: str, known: K
     if name == LOSS and LOSS not in calls:
         return _isolated(_code_of_loss(layers, root, known), (), LOSS)
     if own not in calls:
+        inside = next((each for each in layers if _is_in_while(each) and _has_name(each, own)), None)
+        if inside is not None:
+            why = f"{naming.printable(own)} is inside a while loop, of which a dump has the last iteration only"
+            raise UsageError(why, hint=f"isolate the code around the loop: '{_around_loop(layers, inside)}'")
         raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, calls))
     layer, iteration = calls[own]
     if own != path:
         equations = _with_code_before(layer.frame, layer.equations, iteration, known)
         layer = replace(layer, equations=equations)
     return _isolated(layer, iteration, path)
+
+
+def _is_in_while(layer: LayerCall) -> bool:
+    return any(loop.length is None for loop in layer.frame.loops)
+
+
+def _has_name(layer: LayerCall, path: str) -> bool:
+    """Returns whether a path is that of a layer, whatever its iterations."""
+    return layer.path.template.replace("[*]", "") == _NUMBER.sub("", path)
+
+
+def _around_loop(layers: Sequence[LayerCall], inside: LayerCall) -> str:
+    """Returns the name of the code that runs the loop which a layer is inside, in the first iteration of others."""
+    around = inside.parent
+    while around is not None and _is_in_while(around):
+        around = around.parent
+    if around is not None:
+        return str(around.path.at((0,) * len(around.frame.loops)))
+    behind = (each for each in layers if each.order > inside.order and not _is_in_while(each))
+    found = next(behind, None)
+    return LOSS if found is None else f"{BEFORE}{found.path.at((0,) * len(found.frame.loops))}"
 
 
 def _isolated(layer: LayerCall, iteration: tuple[int, ...], name: str) -> IsolatedLayer:

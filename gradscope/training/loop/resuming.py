@@ -163,11 +163,21 @@ def _is_empty(path: Path) -> bool:
         return not states_in(path) and not len(history.step_numbers())
 
 
-def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
+def options_before(path: Path) -> dict[str, str]:
+    """Returns the options that the run in a folder was started with, by name; none where there is no run.
+
+    Raises:
+        DumpError: Its history cannot be read.
+    """
+    if not is_run(path):
+        return {}
     with History(path) as history:
-        before = {
-            name.removeprefix(RUN_OPTION): value for name, value in history.facts.items() if name.startswith(RUN_OPTION)
-        }
+        facts = history.facts
+    return {name.removeprefix(RUN_OPTION): value for name, value in facts.items() if name.startswith(RUN_OPTION)}
+
+
+def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
+    before = options_before(path)
     for name in dict.fromkeys([*options, *before]):
         old, new = before.get(name, ""), options.get(name, "")
         if name == DATA_FILE and not old:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
@@ -17,6 +16,7 @@ from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import LossFault, TensorRow
 from gradscope.tracing.leaves import leaves_of
 from gradscope.training.loop.placement import placed
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded, outline_of
@@ -162,7 +162,7 @@ class StepPrograms:
 
     def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
         computed = self._unobserved.compute_gradients(state, batch)
-        norm = optax.tree.norm(computed.gradients)
+        norm = tree_norm(computed.gradients)
         sound = self._sound(sound, computed.loss, norm, computed.gradients)
         numbers = {"loss": computed.loss, "grad_norm": norm}
         if not self._check:
@@ -181,7 +181,7 @@ class StepPrograms:
     def _advanced(self, state: TrainState, batch: Any, computed: Gradients) -> tuple[TrainState, Any]:
         """Returns the state after a step that is not observed, and the norm of its updates."""
         after, _, updates = self._unobserved.advanced(state, batch, computed)
-        return after, optax.tree.norm(updates).astype(jnp.float32)
+        return after, tree_norm(updates).astype(jnp.float32)
 
     def _observed_step(self, step: TrainStep, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = step.with_gradients(state, batch)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from gradscope import naming
 from gradscope.capturing.execution.function_call import Call, is_array, positions
@@ -23,6 +22,7 @@ from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.leaves import leaves_of, variable_leaves
 from gradscope.tracing.tracer import Trace
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.same_loss import same_loss
 from gradscope.training.recording.compared_arrays import cosine, is_same
@@ -117,10 +117,10 @@ class Collector:
         chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
         vectors |= {key: core_statistics(leaf) for key, leaf in chosen.items()}
         self.shapes = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
-        numbers = {"loss": _mean(self.losses), "grad_norm": optax.tree.norm(gradients)}
-        numbers["param_norm"] = optax.tree.norm(self._params)
+        numbers = {"loss": _mean(self.losses), "grad_norm": tree_norm(gradients)}
+        numbers["param_norm"] = tree_norm(self._params)
         if updates:
-            numbers["update_norm"] = optax.tree.norm(updates)
+            numbers["update_norm"] = tree_norm(updates)
         if (rate := stated_learning_rate(self._optimizer)) is not None:
             numbers["learning_rate"] = rate
         unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}

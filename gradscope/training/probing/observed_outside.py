@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.instrument.statistics.core_columns import CoreStatistics
 from gradscope.instrument.statistics.core_statistics import core_statistics
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.probing.collected import Collected
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves
@@ -83,7 +83,7 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
     if named:
         keyed = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in named.items()}
         vectors |= {key: core_statistics(leaf) for key, leaf in keyed.items()}
-        numbers["update_norm"] = optax.tree.norm(updates)
+        numbers["update_norm"] = tree_norm(updates)
     if loss is not None:
         numbers["loss"] = loss
     return Collected(

@@ -82,3 +82,39 @@ def test_a_model_that_runs_in_one_type_alone_is_a_reference_all_the_same(tmp_pat
     with open_dump(tmp_path / "ref.npz") as ref:
         assert any("noise" in entry.stats for entry in ref.manifest.entries)
         assert not any("noise@bfloat16" in entry.stats for entry in ref.manifest.entries)
+
+
+def test_what_is_zero_but_for_rounding_is_named_and_is_no_worst_tensor(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(_NORMALISED)
+    done = gradscope("calibrate", "net.py", "-o", "ref.npz", folder=tmp_path)
+    assert done.status == 0, done.errors
+    lines = {line.split("  ")[0]: line for line in done.output.splitlines()}
+    assert lines["rounding"].endswith("without those that are zero but for rounding: param_grad/a/b")
+    assert "param_grad/a/b" not in lines["noise"] + lines["noise@bfloat16"]
+    assert float(lines["noise"].split()[3].rstrip(",")) < 1e-4
+    with open_dump(tmp_path / "ref.npz") as ref:
+        assert as_float(ref.entry("param_grad/a/b").stats["noise"]) > 0.1
+
+
+_NORMALISED = """
+import jax
+import jax.numpy as jnp
+
+
+def init(key):
+    keys = jax.random.split(key)
+    return {"a": {"w": jax.random.normal(keys[0], (4, 4)), "b": jnp.zeros(4)}, "o": jax.random.normal(keys[1], (4, 1))}
+
+
+def batch(key, size):
+    return {"x": jax.random.normal(key, (size, 4))}
+
+
+def loss(variables, batch):
+    with jax.named_scope("a"):
+        h = batch["x"] @ variables["a"]["w"] + variables["a"]["b"][None]
+    with jax.named_scope("norm"):
+        h = (h - h.mean(0, keepdims=True)) / jnp.sqrt(h.var(0, keepdims=True) + 1e-3)
+    with jax.named_scope("o"):
+        return ((jnp.tanh(h) @ variables["o"]) ** 2).mean()
+"""

@@ -171,3 +171,14 @@ def test_a_state_under_the_name_of_another_is_not_gone_on_from(folder: Path) -> 
     done = gradscope(*TRAIN, "--steps", 42, "-o", "renamed", "--resume", folder=folder)
     assert done.status == 3
     assert "state-000041.npz: it is the state after 40 steps" in done.lines[0]
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_a_run_that_is_resumed_without_its_optimizer_says_which_it_was(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    command = ("train", "to_nan.py", "-q", "-o", "run")
+    given = ("--optimizer", "sgd", "--learning-rate", "0.25")
+    assert gradscope(*command, *given, "--steps", 2, folder=tmp_path).status in (0, 1)
+    done = gradscope(*command, "--steps", 4, "--resume", folder=tmp_path)
+    again = "the run was started with --optimizer 'sgd' --learning-rate '0.25': give it again"
+    assert (done.status, again in done.errors) == (2, True), done.errors

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: what is captured
 
 from torch import Tensor, nn  # noqa: E402
 
-from gradscope.errors import UsageError  # noqa: E402
+from gradscope.errors import ModelError, UsageError  # noqa: E402
 from gradscope.frameworks.torch import capture  # noqa: E402
 
 
@@ -143,3 +143,58 @@ def test_numbers_that_are_no_tensors_are_inputs_without_a_gradient() -> None:
 def test_arguments_of_another_kind_are_refused(module: Any, loss_fn: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         capture(module, loss_fn, torch.ones(3))
+
+
+class Named(nn.Module):
+    """A module with an argument that is a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, fields: Any) -> Any:
+        return self.layer(fields["x"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said", "hint"),
+    [
+        ([torch.ones(3, 4)], "Linear failed on a list: TypeError: linear(): argument", "several are a tuple"),
+        (None, "Linear failed on None: TypeError", "a tuple of positional arguments"),
+        (np.ones((3, 4), np.float32), "Linear failed on the input 0, which is of type ndarray", "torch.from_numpy"),
+        ({"x": torch.ones(3, 4)}, "forward of Linear cannot take these inputs: missing", "(inputs,)"),
+        ((), "forward of Linear cannot take these inputs: missing a required argument: 'input'", "one tensor, a tuple"),
+        ((torch.ones(3, 4), 1), "forward of Linear cannot take these inputs: too many", "one tensor, a tuple"),
+    ],
+)
+def test_inputs_that_the_module_does_not_take_are_refused_with_what_they_are(inputs: Any, said: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        capture(nn.Linear(4, 2), torch.sum, inputs)
+    assert refused.value.message.startswith(said)
+    assert hint in str(refused.value.hint)
+
+
+def test_a_mapping_that_is_an_argument_is_put_into_a_tuple() -> None:
+    inputs = {"x": torch.ones(3, 4)}
+    with pytest.raises(UsageError, match="forward of Named cannot take these inputs"):
+        capture(Named(), torch.sum, inputs)
+    assert capture(Named(), torch.sum, (inputs,))["input_grad/fields/x"].shape == (3, 4)
+
+
+def test_a_failure_that_has_nothing_to_do_with_the_kind_of_the_inputs_is_the_modules_own() -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        capture(nn.Linear(4, 2), torch.sum, torch.ones(3, 5))
+
+
+def test_a_module_that_was_made_in_inference_mode_is_refused_and_inputs_of_it_are_not() -> None:
+    with torch.inference_mode():
+        module, x = nn.BatchNorm1d(4), torch.randn(3, 4)
+    with pytest.raises(ModelError, match="weight was made in inference mode"):
+        capture(module, torch.sum, x)
+    dump = capture(nn.Linear(4, 2), torch.sum, x)
+    assert np.array_equal(dump["input/input"], x.numpy())
+
+
+def test_a_path_of_another_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="path must be a file to write, and is of type int"):
+        capture(nn.Linear(4, 2), torch.sum, torch.ones(3, 4), 3)  # pyright: ignore[reportArgumentType]

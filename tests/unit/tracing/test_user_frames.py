@@ -173,6 +173,17 @@ def _branching(x: Any) -> Any:
     return x if x > 0 else -x
 
 
+def _in_two_types(x: Any) -> Any:
+    return jax.lax.scan(lambda _, each: (each, None), jnp.zeros(()), x.astype(jnp.bfloat16))[0]
+
+
+def test_a_loop_that_begins_in_another_dtype_is_told_how_to_begin() -> None:
+    with pytest.raises(ModelError) as failed, user_code("loss"):
+        _in_two_types(jnp.zeros(3))
+    assert "carry" in failed.value.message
+    assert "begin the loop in the dtype that its body returns" in str(failed.value.hint)
+
+
 @pytest.mark.parametrize("program", [_branching, np.asarray, lambda x: x * [1, 2][x.astype(int)], lambda x: x[x > 0]])
 def test_a_program_that_cannot_be_compiled_is_said_to_be_that(program: Callable[[Any], Any]) -> None:
     with pytest.raises(ModelError) as failed, user_code("loss"):

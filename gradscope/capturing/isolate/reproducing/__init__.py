@@ -2,6 +2,7 @@
 
 - `reproduction`: the layer with its inputs and the expected results.
 - `layer_functions`: the layer and its VJP as functions.
+- `gradient_floors`: how far rounding alone can move the gradients that it returns.
 - `paired_layers`: the layer of a port by the reference's name of it.
 - `layer_values`: its values in the dump.
 - `reproduction_script`: writes the script.

@@ -195,16 +195,17 @@ class LayerValues:
         return stacks[0] if len(stacks) == 1 else None
 
     def _is_read_as_slices(self, stacked: ValueAt, slices: ValueAt) -> bool:
-        """Returns whether nothing reads an argument but the loop that takes it apart into slices."""
+        """Returns whether nothing reads an argument but loops that take it apart into slices, each of which once."""
         root, sliced = self._arguments.trace.root, self._frames[slices.value.frame]
         variable = FrameVariable(root, variable_of(root, stacked.value))
         flow = ForwardFlow()
+        taken = 0
         while variable != FrameVariable(sliced, variable_of(sliced, slices.value)):
             steps = list(flow.steps(variable))
             if len(steps) != 1 or steps[0].way not in ("enter", "slice"):
                 return False
-            variable = steps[0].to
-        return True
+            variable, taken = steps[0].to, taken + (steps[0].way == "slice")
+        return taken == len(sliced.loops)  # another loop around them reads the same slice in each iteration
 
     def _leaf(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument that a value is; None for any other."""

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import chain, count
 from keyword import iskeyword
 from typing import Any, Final, Literal, TypeAlias
@@ -29,13 +30,16 @@ from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_v
 from gradscope.capturing.isolate.isolate import judged_layers
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
+from gradscope.capturing.isolate.reproducing.gradient_floors import accepted, gradient_floors
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
 from gradscope.capturing.isolate.reproducing.paired_layers import own_name, paired
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.default_tolerances import default_tolerance, in_products
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.precision import coarser
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.instrument.isolating import IsolatedRun
@@ -66,12 +70,15 @@ class Expectation:
         array: The array.
         origin: Where it comes from.
         tolerance: The largest `rel_l2` that is accepted.
+        floor: The largest l2 norm of the difference that is accepted whatever the tolerance, as it is rounding; 0
+            where the array is no sum whose terms cancel.
     """
 
     name: str
     array: Array
     origin: Origin
     tolerance: float
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +139,7 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
     isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
-            f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
+            f"{naming.printable(name)} is inside a custom rule or a sharded function",
             hint="isolate the layer around it",
         )
     values = LayerValues(isolated, arguments, pinned, placing, loss=dumps.ref.manifest.loss)
@@ -220,13 +227,16 @@ def _reproduction(
     outputs, gradients = functions.run(arguments, arrived)
     code, constants = functions.written(list(input_names.values()), list(cotangents), arguments, arrived)
     forward_dtypes, vjp_dtypes = functions.computed_dtypes(arguments, arrived)
+    coarsest = in_products(reduce(coarser, vjp_dtypes, "float64"), products)
+    floors = gradient_floors(functions.vjp, [*arguments, *arrived], coarsest)
 
-    def expected(family: str, name: str, of_dump: Array | None, own: Array) -> Expectation:
+    def expected(family: str, name: str, of_dump: Array | None, own: Array, floor: Floor | None = None) -> Expectation:
         dtype, inside = str(own.dtype), vjp_dtypes if naming.is_gradient(family) else forward_dtypes
         # What a narrower type inside the layer rounds differs by the compiler's fusions.
         tolerance = max(default_tolerance(family, dtype, each, products=products) for each in (dtype, *inside))
         origin: Origin = "run" if of_dump is None else "dump"
-        return Expectation(name=name, array=own if of_dump is None else of_dump, origin=origin, tolerance=tolerance)
+        array = own if of_dump is None else of_dump
+        return Expectation(name=name, array=array, origin=origin, tolerance=tolerance, floor=accepted(floor, array))
 
     return Reproduction(
         name=isolated.name,
@@ -241,8 +251,8 @@ def _reproduction(
             for atom, own in zip(isolated.outputs, outputs, strict=True)
         ),
         gradients=tuple(
-            expected(naming.ACTIVATION_GRAD, input_names[atom], values.own_gradient(atom), own)
-            for atom, own in zip(functions.differentiated, gradients, strict=True)
+            expected(naming.ACTIVATION_GRAD, input_names[atom], values.own_gradient(atom), own, floor)
+            for atom, own, floor in zip(functions.differentiated, gradients, floors, strict=True)
         ),
         computed=tuple(input_names[atom] for atom in functions.differentiated if values.origin(atom) == COMPUTED),
     )

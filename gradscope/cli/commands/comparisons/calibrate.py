@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from gradscope.cli.options.report_options import SelectionOptions
 
 if TYPE_CHECKING:
     from gradscope.capturing.calibration import Calibrated
+
+#: The most tensors that are named in one line.
+_NAMED: Final = 3
 
 
 def calibrate(
@@ -75,9 +78,14 @@ def calibrate(
 
 def _summary(output: Path, found: Calibrated) -> list[str]:
     lines = [f"{output}  {len(found.noise):,} tensors with their noise floors"]
-    for statistic in dict.fromkeys(name for floors in found.noise.values() for name in floors):
-        key, floors = max(found.noise.items(), key=lambda item, name=statistic: item[1].get(name, 0.0))
+    noise = {key: floors for key, floors in found.noise.items() if key not in found.rounding}
+    for statistic in dict.fromkeys(name for floors in noise.values() for name in floors):
+        key, floors = max(noise.items(), key=lambda item, name=statistic: item[1].get(name, 0.0))
         lines.append(f"{statistic}  at most {floors.get(statistic, 0.0):.2g}, at {key}")
+    if found.rounding:
+        some = sorted(found.rounding)
+        more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
+        lines.append(f"rounding  without those that are zero but for rounding: {', '.join(some[:_NAMED])}{more}")
     for statistic, error in found.refused.items():
         reason = str(error).splitlines()[0].rstrip(":")
         lines.append(f"{statistic}  not measured, as the model does not run in that type: {reason}")

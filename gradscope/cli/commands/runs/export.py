@@ -52,6 +52,7 @@ def export(
     keep_single_threaded()
     from gradscope.cli.printing import say
     from gradscope.errors import UsageError
+    from gradscope.history.exporting.long_table import csv_parts
     from gradscope.history.history_reader import History
     from gradscope.presentation import Which
 
@@ -61,22 +62,20 @@ def export(
     with History(run) as history:
         which.require_matches(history.tensors.values())
         if to is Kind.CSV:
-            written = _export_csv(history, which.selects, run, output, force=force)
+            parts = csv_parts(history, which.selects, with_steps=which.families is None)
+            written = _export_csv(parts, run, output, force=force)
         else:
             written = _export_events(history, which.selects, run if output is None else output, force=force)
     if written and not quiet:
         say(f"wrote {written}")
 
 
-def _export_csv(
-    history: History, selects: Callable[[TensorRow], bool], run: Path, output: Path | None, *, force: bool
-) -> str:
+def _export_csv(parts: Iterator[str], run: Path, output: Path | None, *, force: bool) -> str:
     """Returns what was written where; nothing of standard output."""
     from gradscope.cli.printing import print_parts
     from gradscope.dump.storage.storage_errors import machine_errors
     from gradscope.dump.storage.writing.atomic_file import write_parts
     from gradscope.dump.storage.writing.target_path import checked_target, files_of, is_standard_output, is_stream
-    from gradscope.history.exporting.long_table import csv_parts
 
     if output is not None and is_standard_output(output):
         output = None
@@ -84,13 +83,13 @@ def _export_csv(
     if output is not None and not is_stream(output):
         target = checked_target(output, force=force, inputs=files_of([run]))
     if output is None:
-        print_parts(csv_parts(history, selects))
+        print_parts(parts)
         return ""
     lines = 0
 
     def encoded() -> Iterator[bytes]:
         nonlocal lines
-        for part in csv_parts(history, selects):
+        for part in parts:
             lines += part.count("\n")
             yield part.encode()
 

@@ -131,7 +131,7 @@ def _trained(
     from gradscope.dump.storage.writing.read_files import reads_remembered
     from gradscope.training.loop.placement import Placement
     from gradscope.training.loop.processes import Processes
-    from gradscope.training.loop.resuming import opened
+    from gradscope.training.loop.resuming import opened, options_before
     from gradscope.training.loop.train_request import TrainRequest
     from gradscope.training.loop.training_loop import train
     from gradscope.training.recording.noise_rows import noise_cost
@@ -142,7 +142,11 @@ def _trained(
             model = model_options.model(target, model_request)
         for choice in model.choices if verbose else ():
             say(choice)
-        step = step_options.step(model, name_options.select, name_options.exclude)
+        folder_at_start = start / output  # of the folder at the start, wherever the model has gone
+        step = step_options.step(
+            model, name_options.select, name_options.exclude,
+            before=lambda: options_before(folder_at_start) if record_options.resume else {},
+        )  # fmt: skip
         arguments = model_options.arguments(model)
         for note in () if quiet else arguments.notes:
             say(note)

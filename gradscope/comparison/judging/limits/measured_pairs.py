@@ -52,18 +52,22 @@ class MeasuredPair(NamedTuple):
         return self.tolerance if self.noise is None else self.noise * WITHIN
 
 
-def measured_pairs(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[MeasuredPair]:
+def measured_pairs(
+    dumps: Dumps, matches: Sequence[Match], options: CompareOptions, limits: DefaultLimits | None = None
+) -> list[MeasuredPair]:
     """Returns pairs, each with how its owners differ; those of several pairs are compared once.
 
     Args:
         dumps: The dumps of the pairs.
         matches: The pairs.
         options: How strictly they are judged.
+        limits: The limits of pairs by default; None for those of two whole programs.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.ref, dumps.cand)
+    limits = DefaultLimits.of_whole(dumps, options.cand_dtype) if limits is None else limits
+    floors = PairFloors(dumps.ref, dumps.cand)
     owners = [_owners(dumps, match) for match in matches]
     once = list(dict.fromkeys(owners))
     evidence = dict(

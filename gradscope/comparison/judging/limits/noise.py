@@ -9,7 +9,7 @@ measured with that precision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, default_tolerance, in_products, matmul_dtype
 from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
@@ -74,20 +74,38 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
     return as_float(value) if isinstance(value, int | float | str) else None
 
 
+class Precision(Protocol):
+    """A `Precision` tells in which dtype the tensors of a dump were computed."""
+
+    def dtype(self, entry: Entry) -> str:
+        """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
+        ...
+
+
 class DefaultLimits:
     """DefaultLimits returns the limits of pairs by default, from how the dumps were computed.
 
     Args:
         dumps: The dumps.
-        cand_dtype: The dtype in which the candidate was computed, as the user says; None for what the dump shows.
+        ref: The precision of the reference's tensors.
+        cand: That of the candidate's.
     """
 
-    def __init__(self, dumps: Dumps, cand_dtype: str | None = None) -> None:
-        ref, cand = (matmul_dtype(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
-        self._products = coarser(ref, cand)
-        self._lowered = coarser(ref, cand) != ref
-        self._ref = InheritedPrecision(dumps.ref)
-        self._cand = InheritedPrecision(dumps.cand, cand_dtype)
+    def __init__(self, dumps: Dumps, ref: Precision, cand: Precision) -> None:
+        before, products = (matmul_dtype(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
+        self._products = coarser(before, products)
+        self._lowered = self._products != before
+        self._ref, self._cand = ref, cand
+
+    @classmethod
+    def of_whole(cls, dumps: Dumps, cand_dtype: str | None) -> DefaultLimits:
+        """Returns the limits of whole programs, whose tensors inherit what they are computed from.
+
+        Args:
+            dumps: The dumps.
+            cand_dtype: The dtype in which the candidate was computed, as the user says; None for what the dump shows.
+        """
+        return cls(dumps, InheritedPrecision(dumps.ref), InheritedPrecision(dumps.cand, cand_dtype))
 
     def tolerance(self, ref: Entry, cand: Entry) -> float:
         """Returns the default tolerance on `rel_l2` of two entries."""

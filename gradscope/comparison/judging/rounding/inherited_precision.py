@@ -33,6 +33,7 @@ from gradscope.naming import (
     STATE,
     is_gradient,
     key_of,
+    split_key,
 )
 from gradscope.naming.paths import without_iterations, without_occurrence
 
@@ -45,39 +46,41 @@ class InheritedPrecision:
     Args:
         source: The dump.
         at_most: The dtype in which everything was computed that is not of a coarser one; None where that is not known.
+        direct: Whether only that counts which a tensor is directly computed from.
     """
 
-    def __init__(self, source: DumpSource, at_most: str | None = None) -> None:
+    def __init__(self, source: DumpSource, at_most: str | None = None, *, direct: bool = False) -> None:
         self._source = source
+        self._direct = direct
         self._at_most = at_most
         dtypes = {entry.dtype for entry in source.manifest.entries if dtype_class(entry.dtype) == "float"}
-        layers = source.manifest.layers if self._is_mixed else ()
-        inside = [(layer.narrowest, layer) for layer in layers if layer.narrowest is not None]
-        dtypes.update(dtype for dtype, _ in inside)
+        layers = source.manifest.layers if self.is_mixed else ()
+        # A part comes after the layer around it, which may round elsewhere inside.
+        innermost = {name: layer for layer in layers for name in layer.outputs} if direct else {}
+        inside = [
+            (layer.narrowest, name)
+            for layer in layers
+            for name in layer.outputs
+            if layer.narrowest is not None and innermost.get(name, layer) is layer
+        ]
+        dtypes.update(layer.narrowest for layer in layers if layer.narrowest is not None)
         # With one dtype there is nothing to inherit: most dumps.
         self._sources: Mapping[str, Sequence[str]] = sources_of(source.manifest.layers) if len(dtypes) > 1 else {}
         self._known = frozenset(source.keys()) if self._sources else frozenset[str]()
         #: The dtype in which the layer computes that makes a value, for it and for its gradient.
         self._inside = {
             self._source.resolve(key): dtype
-            for dtype, layer in inside
-            for key in (key_of(family, name) for name in layer.outputs for family in (ACTIVATION, ACTIVATION_GRAD))
+            for dtype, name in inside
+            for key in (key_of(family, name) for family in (ACTIVATION, ACTIVATION_GRAD))
             if key in self._known
         }
         self._found: dict[str, str] = {}
 
     @property
-    def _is_mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """Whether most of the program is in mixed precision, so that what its layers round inside is meant."""
         kernels = {each.name for each in self._source.manifest.entries if each.family == PARAM and len(each.shape) > 1}
         return mixed_dtype(self._source.manifest.layers, kernels) is not None
-
-    @cached_property
-    def inside(self) -> str | None:
-        """The coarsest dtype in which layers compute that return finer ones; None where no value hides its own."""
-        returned = ((self._source.entry(key).dtype, dtype) for key, dtype in self._inside.items())
-        hidden = [dtype for own, dtype in returned if _coarser(own, dtype) != own]
-        return reduce(_coarser, hidden) if hidden else None
 
     def dtype(self, entry: Entry) -> str:
         """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
@@ -142,18 +145,24 @@ class InheritedPrecision:
         """Returns the coarsest dtype among a tensor and everything that it is computed from."""
         if key not in self._found:
             order, seen = [key], {key}
-            for each in order:  # the list grows while it is read
+            for each in [key] if self._direct else order:  # the list grows while it is read
                 fresh = [source for source in self._sources.get(each, ()) if source not in seen]
                 seen.update(fresh)
                 order += fresh
             known = [self._source.entry(each) for each in order if each in self._known]
-            inside = (self._inside[each] for each in order if each in self._inside)
+            computing = self._makers_of(key, order) if self._direct else order
+            inside = (self._inside[each] for each in computing if each in self._inside)
             # What reads only values without names may have been computed from anything before it.
-            lone = all(entry.family in READ_FAMILIES for entry in known[1:])
+            lone = not self._direct and all(entry.family in READ_FAMILIES for entry in known[1:])
             dtypes = [*inside, *(entry.dtype for entry in known if dtype_class(entry.dtype) == "float")]
             dtypes += self._before(known[0]) if lone and known else ()
             self._found[key] = reduce(_coarser, dtypes, "float64")
         return self._found[key]
+
+    @staticmethod
+    def _makers_of(key: str, order: Sequence[str]) -> list[str]:
+        """Returns the keys of what the layers return that make a tensor: a gradient is made by the layers that read."""
+        return [each for each in order if is_gradient(split_key(each)[0]) != (each == key)]
 
     def _before(self, entry: Entry) -> list[str]:
         """Returns what the activations inherit that are computed before a tensor: all of them for a gradient."""

@@ -170,14 +170,8 @@ class RoundingFloors:
 
     def _own(self, entry: Entry, dtype: str) -> Floor | None:
         """Returns the floor of a tensor by the sums that make it; None where none is known."""
-        if (largest := self._largest(entry)) is None:
-            return None
-        expected, epsilon = largest.expected * math.sqrt(math.prod(entry.shape)), machine_epsilon(dtype)
-        if epsilon > NARROW:
-            floor = _MARGIN * epsilon * expected
-            return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
-        floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
-        return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
+        largest = self._largest(entry)
+        return None if largest is None else floor_of_sum(largest, math.prod(entry.shape), dtype)
 
     def _largest(self, entry: Entry) -> TermSum | None:
         """Returns the largest of the sums that make a tensor; None where none is known."""
@@ -260,6 +254,22 @@ class RoundingFloors:
         if place not in self._known_sizes:
             self._known_sizes[place] = TensorSizes.of(self._around.entries(family, names))
         return self._known_sizes[place]
+
+
+def floor_of_sum(sums: TermSum, size: int, dtype: str) -> Floor:
+    """Returns the floor of a tensor whose elements are sums.
+
+    Args:
+        sums: The terms of each element.
+        size: The number of elements.
+        dtype: The coarser dtype that they are computed in.
+    """
+    expected, epsilon = sums.expected * math.sqrt(size), machine_epsilon(dtype)
+    if epsilon > NARROW:
+        floor = _MARGIN * epsilon * expected
+        return Floor(l2=floor, cancelled=2 * floor, terms=sums.terms)
+    floor = _MARGIN * epsilon * math.sqrt(min(sums.terms, _BLOCK)) * expected
+    return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=sums.terms)
 
 
 def _reach(floor: Floor) -> float:
