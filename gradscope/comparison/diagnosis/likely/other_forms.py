@@ -2,9 +2,8 @@
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
 rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance, and where they are
-added to another value, as in a residual block. Two norms may add
-different numbers to a variance, two convolutions pad otherwise, and values be flattened in different orders (`layers`).
-Or one value is the other behind a dropout (`dropouts`), or they are functions of different sums (`sum_differences`).
+added to another value. Norms may add different numbers to a variance, convolutions pad otherwise, and values be
+flattened in different orders (`layers`). Or one value is the other behind a dropout, or functions of different sums.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def with_other_forms(
         matches: The pairs.
         rows: Their rows, by the reference's keys.
     """
-    values = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    # Of several names of a value, the first is that of the layer that makes it.
+    values = {dumps.ref.resolve(each.ref): each for each in reversed(matches) if split_key(each.ref)[0] == ACTIVATION}
     # Within the tolerance of coarser types, rounding may look like any form.
     is_fine = not any(FloatTensors(each).is_coarse for each in (dumps.ref, dumps.cand))
     possible = [each for each in values.values() if _may_be_other_form(rows[each.ref], is_fine=is_fine)]
