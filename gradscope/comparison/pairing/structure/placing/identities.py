@@ -12,6 +12,8 @@ import numpy as np
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import split_key
+from gradscope.naming.paths import is_inside
 
 
 def without_identities(dumps: Dumps, pairing: Pairing, matches: Sequence[Match]) -> list[Match]:
@@ -42,9 +44,14 @@ def _maker(source: DumpSource, sources: Mapping[str, Collection[str]], key: str,
     known = frozenset(source.keys())
     while True:
         read = [each for each in sources.get(key, ()) if each in known]
-        if len(read) != 1 or read[0] not in free or not _are_equal(source, key, read[0]):
+        if len(read) != 1 or read[0] not in free or _is_part(read[0], key) or not _are_equal(source, key, read[0]):
             return key
         (key,) = read
+
+
+def _is_part(key: str, whole: str) -> bool:
+    """Returns whether a value is made inside of the layer that returns another."""
+    return is_inside(split_key(key)[1], (split_key(whole)[1],))
 
 
 def _are_equal(source: DumpSource, key: str, other: str) -> bool:
