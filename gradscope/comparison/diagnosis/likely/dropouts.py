@@ -1,4 +1,4 @@
-"""`dropout_between` tells that one value of a pair is the other behind a dropout, or with one before a sum.
+"""`dropout_in_words` tells that one value of a pair is the other behind a dropout, or with one before a sum.
 
 A dropout sets some elements to zero, or all of some examples where paths are dropped, and multiplies the others by one
 number, so that the mean stays. Which elements those are does not depend on their values.
@@ -7,12 +7,16 @@ number, so that the mean stays. Which elements those are does not depend on thei
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.naming import printable, split_key
 from gradscope.naming.wording import brief, percent
 
 #: The relative error up to which elements are zero, or a multiple.
@@ -53,6 +57,34 @@ class Dropout:
         what = f" of what is added to {added_to}" if added_to else ""
         how = f"which sets {percent(self.share)} of the elements to 0 and multiplies the others by {brief(self.factor)}"
         return f"{_WITHOUT if self.of_ref else _WITH}{what}, {how}"
+
+
+def dropout_in_words(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
+    """Returns a clause about the dropout that one value of a pair is behind; "" where there is none.
+
+    Args:
+        dumps: The dumps of the pairs.
+        value: The pair of the value.
+        around: The pairs of what it is computed from, to one of which what is dropped may be added.
+    """
+    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def both(match: Match) -> tuple[Array, Array] | None:
+        one, other = ref.tensor(match.ref), cand.made(match.recipe)
+        return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+    values = both(value)
+    if values is None or not values[0].ndim:
+        return ""
+    if (found := dropout_between(*values)) is not None:
+        return found.words()
+    for match in around:
+        known = both(match)
+        if known is not None and known[0].shape == values[0].shape:
+            added = [whole - part for whole, part in zip(values, known, strict=True)]
+            if (found := dropout_between(*added)) is not None:
+                return found.words(f"`{printable(split_key(match.ref)[1])}`")
+    return ""
 
 
 def dropout_between(ref: Array, cand: Array) -> Dropout | None:

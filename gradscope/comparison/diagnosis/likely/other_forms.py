@@ -2,9 +2,8 @@
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
 rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance, and where they are
-added to another value, as in a residual block. Two norms may add
-different numbers to a variance, two convolutions pad otherwise, and values be flattened in different orders (`layers`).
-Or one value is the other behind a dropout (`dropouts`), or they are functions of different sums (`sum_differences`).
+added to another value. Norms may add different numbers to a variance, convolutions pad otherwise, and values be
+flattened in different orders (`layers`). Or one value is the other behind a dropout, or functions of different sums.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.growth import makes_error
-from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+from gradscope.comparison.diagnosis.likely.dropouts import dropout_in_words
 from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
+from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
 from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
@@ -66,7 +66,8 @@ def with_other_forms(
         matches: The pairs.
         rows: Their rows, by the reference's keys.
     """
-    values = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    # Of several names of a value, the first is that of the layer that makes it.
+    values = {dumps.ref.resolve(each.ref): each for each in reversed(matches) if split_key(each.ref)[0] == ACTIVATION}
     # Within the tolerance of coarser types, rounding may look like any form.
     is_fine = not any(FloatTensors(each).is_coarse for each in (dumps.ref, dumps.cand))
     possible = [each for each in values.values() if _may_be_other_form(rows[each.ref], is_fine=is_fine)]
@@ -78,7 +79,7 @@ def with_other_forms(
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
-    cells = CellDifferences.of_both(dumps)
+    cells, functions = CellDifferences.of_both(dumps), FunctionDifferences(dumps)
     unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
     kernels = KernelDifferences(dumps, matches, unpaired)
     found: dict[str, tuple[str, bool]] = {}
@@ -93,7 +94,8 @@ def with_other_forms(
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
         if not words and row.status == "different":
             before = norms.read_by(match)
-            words = _of_cells(dumps, cells, match) or orders.words(match, before) or kernels.words(match, before)
+            words = functions.words(match, before) or _of_cells(dumps, cells, match) or orders.words(match, before)
+            words = words or kernels.words(match, before)
             words = words or unpaired.words(match, before)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.
@@ -105,7 +107,7 @@ def with_other_forms(
                 continue
         if words:
             found[keys[0]] = words, True
-        elif row.status == "different" and (words := _dropout(dumps, match, read.values())):
+        elif row.status == "different" and (words := dropout_in_words(dumps, match, read.values())):
             found[keys[0]] = words, False
     owners = {each.ref: dumps.ref.resolve(each.ref) for each in matches if split_key(each.ref)[0] == ACTIVATION}
     return {
@@ -208,34 +210,6 @@ def _of_forms(dumps: Dumps, value: Match, read: Iterable[Match], error: float) -
         if form := _forms(dumps, value, argument, error, added):
             one, other = (f"`{printable(split_key(each.ref)[1])}`" for each in (argument, added))
             return f"adds the {form[1]} of {one} to {other}, and the reference the {form[0]}"
-    return ""
-
-
-def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
-    """Returns a clause about the dropout that one value of a pair is behind; "" where there is none.
-
-    Args:
-        dumps: The dumps of the pairs.
-        value: The pair of the value.
-        around: The pairs of what it is computed from, to one of which what is dropped may be added.
-    """
-    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
-
-    def both(match: Match) -> tuple[Array, Array] | None:
-        one, other = ref.tensor(match.ref), cand.made(match.recipe)
-        return None if one is None or other is None or one.shape != other.shape else (one, other)
-
-    values = both(value)
-    if values is None or not values[0].ndim:
-        return ""
-    if (found := dropout_between(*values)) is not None:
-        return found.words()
-    for match in around:
-        known = both(match)
-        if known is not None and known[0].shape == values[0].shape:
-            added = [whole - part for whole, part in zip(values, known, strict=True)]
-            if (found := dropout_between(*added)) is not None:
-                return found.words(f"`{printable(split_key(match.ref)[1])}`")
     return ""
 
 

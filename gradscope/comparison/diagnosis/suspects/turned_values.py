@@ -35,15 +35,17 @@ def turned_value(
     matches = {match.ref: match for match in pairing.matched}
     if start not in known:
         return None
-    by_owner = {
-        dumps.ref.resolve(key): row
-        for row in rows
-        if row.family in (ACTIVATION, INPUT) and row.compared and (key := key_of(row.family, row.name)) in matches
-    }
+    by_owner: dict[str, ComparisonRow] = {}
+    for row in rows:
+        key = key_of(row.family, row.name)
+        if row.family in (ACTIVATION, INPUT) and row.compared and key in matches:
+            by_owner.setdefault(dumps.ref.resolve(key), row)
     agreeing = {owner for owner, row in by_owner.items() if row.status == "same"}
     turned = {owner for owner in agreeing if is_turned(dumps, _match(matches, by_owner, owner))}
     own, readers = matches.get(start), None
-    for key in nearest(sources, dumps.ref.resolve(start), by_owner):
+    owner = dumps.ref.resolve(start)
+    # A layer that returns what it reads has a second name for that: the first name may be that of the turned value.
+    for key in (owner, *nearest(sources, owner, by_owner)):
         steps = _match(matches, by_owner, key).recipe.steps if key in turned else ()
         if not steps or (own is not None and own.recipe.steps == steps):
             continue

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, siblings
+from gradscope.comparison.pairing.structure.placing.identities import without_identities
 from gradscope.comparison.pairing.structure.placing.only_users import only_users
 from gradscope.comparison.pairing.structure.placing.place_rating import SIZE, PlaceRating, parameter_rating
 from gradscope.comparison.pairing.structure.placing.value_places import index_of
@@ -32,7 +33,9 @@ def by_structure(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     params = list(_aligned(dumps, unmatched, PARAM, parameter_rating(dumps)))
     yield from params
     paired = unmatched.with_matches(params)
-    in_order = list(_aligned(dumps, paired, ACTIVATION, PlaceRating(dumps, paired).of))
+    in_order = without_identities(
+        dumps, paired, list(_aligned(dumps, paired, ACTIVATION, PlaceRating(dumps, paired).of))
+    )
     yield from in_order
     yield from (Match.of(*keys, "order") for keys in only_users(dumps, paired.with_matches(in_order)))
 

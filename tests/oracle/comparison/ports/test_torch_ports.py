@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -1089,3 +1090,29 @@ def test_rounding_is_larger_where_the_loss_is_a_sum(summed: bool) -> None:
     )
     bias = next(row for row in found.rows if (row.family, row.name) == ("param_grad", "0/bias"))
     assert bias.why.startswith("zero but for rounding: "), bias.why
+
+
+@pytest.mark.parametrize("axes", [(1, 2, 3), (3, 2, 1)])
+def test_a_module_that_returns_what_it_reads_has_flattened_nothing(axes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 1), nn.Flatten(), nn.Dropout(), nn.Linear(4 * 3 * 5, 3)
+    module = nn.Sequential(OrderedDict(zip(("conv", "flatten", "drop", "fc"), layers, strict=True))).eval()
+    x = torch.randn(4, 2, 3, 5)
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("conv1"):
+            x = jnp.einsum("nhwi,oi->nhwo", x, weights["conv.weight"][..., 0, 0]) + weights["conv.bias"]
+        with jax.named_scope("flat"):
+            x = x.transpose(0, *axes).reshape(len(x), -1)
+        with jax.named_scope("drop"):
+            x = x * 1.0
+        with jax.named_scope("dense"):
+            x = x @ weights["fc.weight"].T + weights["fc.bias"]
+        return jnp.square(x).mean()
+
+    reference = capture(module, lambda y: y.square().mean(), x)
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, state, x.numpy().transpose(0, 2, 3, 1), origins=False))
+    assert named_first(found) == {"flatten"}, found.sentence
+    assert found.blame.suspects or "it flattens the axes [1, 2, 3] of `conv`" in found.sentence

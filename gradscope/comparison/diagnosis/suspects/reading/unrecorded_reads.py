@@ -10,18 +10,17 @@ same in both programs, or is right in both (`read_proofs`), that alone shows tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
-from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
-from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
+from gradscope.comparison.diagnosis.likely.layers.functions.divided_rows import divided_rows
+from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import possible_functions
+from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions import Both, PossibleFunctions
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
-from gradscope.comparison.diagnosis.suspects.reading.kinds.gated_reads import GatedRead, gated_reads
 from gradscope.comparison.diagnosis.suspects.reading.kinds.looked_up_rows import rows_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import multiplies_another, normalises_another
@@ -29,6 +28,7 @@ from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import mult
 from gradscope.comparison.diagnosis.suspects.reading.kinds.token_sequences import sequence_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
+from gradscope.comparison.diagnosis.suspects.reading.shown_reads import ShownReads
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.layout.layouts import plainly_arranged
 from gradscope.comparison.layout.recipe_steps import Reorder
@@ -37,15 +37,11 @@ from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, key_of, printable, split_key
 
-#: The relative error up to which a gradient is made of what is read.
-_FITS: Final = 1e-4
-
 #: The largest relative error of recovered values that agree.
 _AGREE: Final = 1e-3
 
-#: The most elements of a value of which functions are tried, and of products that each of them takes.
+#: The most elements of a value of which products are tried.
 _MOST_ELEMENTS: Final = 1 << 17
-_MOST_PRODUCTS: Final = 1 << 26
 
 
 def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
@@ -98,61 +94,49 @@ class _Side:
 
     def functions(self) -> str:
         """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
-        value, arriving = (
-            self._pairs.pair(self._key),
-            self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1])),
-        )
-        if self._layer is None or value is None or arriving is None:
+        shown = self._shown()
+        if shown is None:
             return ""
-        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
-        for read in self._gated():
-            for gradient, form in _near(gradients, read.argument, value):
-                own = _fitting(form, read.functions(of_own=True), arriving.own, gradient.own)
-                functions = read.functions(of_own=False) if own else ()
-                other = _fitting(form, functions, arriving.other, gradient.other)
-                if other and not {*own} & {*other}:
-                    one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
-                    return read.clause(one, two)
+        for possible in self._possible(shown):
+            if found := shown.functions(possible):
+                own, other = found if self._of_ref else found[::-1]
+                return f"which reads {possible.phrase(own)}, and in the candidate {other}"
         return ""
 
     def turned(self) -> str:
-        """Returns along which axis only one of the programs reads a value in reverse, in words; "" along none.
+        """Returns along which axes only one of the programs reads a value otherwise, in words; "" along none.
 
-        Images may have their channels in another order than their reader was made for.
+        Images may have their channels in another order than their reader was made for, or rows for columns.
         """
-        value, arriving, *read = map(
-            self._pairs.pair, (self._key, key_of(ACTIVATION_GRAD, split_key(self._key)[1]), *self._read)
-        )
-        known = [pair for pair in read if pair is not None and _agree(pair)]
-        if self._layer is None or value is None or arriving is None or len(read) != 1 or not known:
+        pairs, shown = [self._pairs.pair(key) for key in self._read], self._shown()
+        if shown is None or len(pairs) != 1 or pairs[0] is None or not _agree(pairs[0]):
             return ""
-        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
-        ways = {f"in reverse along the axis {axis}{self._whose(self._read[0])}": axis
-                for axis, size in enumerate(known[0].own.shape) if axis and size > 1}  # fmt: skip
-        own, other = (
-            {"": known[0][side], **{words: np.flip(known[0][side], axis) for words, axis in ways.items()}}
-            for side in (0, 1)
-        )
-        for gradient, form in _near(gradients, known[0], value):
-            one = _fitting(form, own.items(), arriving.own, gradient.own)
-            two = _fitting(form, other.items(), arriving.other, gradient.other)
-            if len(one) == len(two) == 1 and one != two:
-                name = f"`{self._name(self._read[0])}`"
-                told, its = (f"{name} {words}".rstrip() for words in (one[0], two[0]))
-                return f"which reads {told}, and in the candidate {its}"
-        return ""
+        if (found := shown.turned(pairs[0])) is None:
+            return ""
+        name, whose = f"`{self._name(self._read[0])}`", self._whose(self._read[0])
+        told, its = (f"{name} {words}{whose}" if words else name for words in (found if self._of_ref else found[::-1]))
+        return f"which reads {told}, and in the candidate {its}"
+
+    def _shown(self) -> ShownReads | None:
+        """Returns what shows which values the layer reads; None where nothing does."""
+        value = self._pairs.pair(self._key)
+        arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
+        if self._layer is None or value is None or arriving is None:
+            return None
+        found = (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)
+        return ShownReads([*filter(None, found)], value, arriving)
+
+    def _possible(self, shown: ShownReads) -> Iterator[PossibleFunctions]:
+        """Yields the functions of what the layer can read that it may read, if that agrees."""
+        pairs = [self._pairs.pair(key) for key in self._read]
+        known = [Both(*pair) for pair in pairs if pair is not None and _agree(pair)]
+        if known and len(known) == len(pairs):
+            yield from possible_functions(known, [f"`{self._name(key)}`" for key in self._read], shown.shape)
 
     def _whose(self, key: str) -> str:
         """Returns whose axes are meant of a value of the reference, in words; "" where both programs have the same."""
         same = any(key == each.ref and each.recipe.as_stored for each in self._matches)
         return "" if same else " of the reference"
-
-    def _gated(self) -> Iterator[GatedRead]:
-        """Yields what the layer may read of the values that it can read, if they agree."""
-        pairs = [self._pairs.pair(key) for key in self._read]
-        known = [pair for pair in pairs if pair is not None and _agree(pair)]
-        if len(known) == len(pairs):
-            yield from gated_reads(known, [f"`{self._name(key)}`" for key in self._read])
 
     def terms(self) -> str:
         """Returns of what multiples of the values that it reads the value is the sum, in words; "" if of the same.
@@ -204,6 +188,9 @@ class _Side:
             return ""
         if any(have_same_elements(each.other, each.own) for each in found):
             return "in the order of what it reads"
+        sides = (each if self._of_ref else each[::-1] for each in found)
+        if words := next(filter(None, (divided_rows(*each) for each in sides)), ""):
+            return f"in what it reads, which {words}"
         return self._in_a_step(self._layer)
 
     def stated(self, other: _Side) -> str:
@@ -275,26 +262,3 @@ def _agree(pair: Recovered) -> bool:
 def _is_multiple(pair: Recovered) -> bool:
     factor = np.vdot(pair.own, pair.other) / max(float(np.vdot(pair.own, pair.own)), 1e-300)
     return bool(np.linalg.norm(pair.other - factor * pair.own) <= _AGREE * np.linalg.norm(pair.other))
-
-
-def _fitting(form: KernelForm, functions: Iterable[tuple[str, Array]], arriving: Array, gradient: Array) -> list[str]:
-    """Returns the functions of a value, in words, that make the gradient of a kernel."""
-    return [words for words, read in functions if _reads(form, read, arriving, gradient)]
-
-
-def _near(gradients: Sequence[Recovered], read: Recovered, value: Recovered) -> Iterator[tuple[Recovered, KernelForm]]:
-    """Yields the forms of kernels whose taps lie no farther from an element of the output than the kernel is wide."""
-    for gradient in gradients:
-        shape = gradient.own.shape
-        few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
-        for form in forms(shape, read.own.shape, value.own.shape) if few else ():
-            near = form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
-            yield gradient, near
-
-
-def _reads(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> bool:
-    """Returns whether the gradient of a kernel is made of a value, of a dense layer in any order of its features."""
-    if gradient_error(form, read, arriving, gradient, most=_FITS) <= _FITS:
-        return True
-    turned = orders(read) if form.matrix is not None else ()
-    return any(gradient_error(form, each, arriving, gradient) <= _FITS for each in turned)

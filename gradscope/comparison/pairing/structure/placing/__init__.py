@@ -4,4 +4,5 @@
 - `value_places`: with which parameters a value is computed and read.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 - `learnt_names`: whether two names are those of a pair, with the numbers of another layer.
+- `identities`: values of layers that return what they read, in whose place what they read is paired.
 """

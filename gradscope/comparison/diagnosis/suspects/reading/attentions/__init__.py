@@ -1,7 +1,8 @@
 """Attentions tell which attention of the values before it a layer reads in both programs.
 
 - `attention_reads`: the attentions that make the outputs of a layer in both programs.
-- `attention_parts`: the values that an attention may be of, and what its scores may be masked by, or have added.
+- `attention_parts`: the values that an attention may be of, and what its scores may have added.
 - `attention`: one way in which an attention is computed.
+- `masks`: what its scores may be masked by.
 - `rotary`: one way in which its queries and keys are rotated by their positions.
 """

@@ -10,6 +10,14 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.reading.attentions.masks import (
+    UNMASKED,
+    Scored,
+    is_mistaken,
+    is_window,
+    mask_in_words,
+    mistaken,
+)
 from gradscope.comparison.diagnosis.suspects.reading.attentions.rotary import Rotary, usual_rotaries
 from gradscope.naming.wording import brief
 
@@ -19,20 +27,8 @@ _MOST_HEADS: Final = 64
 #: What is added to the scores of masked positions.
 _MASKED: Final = -1e9
 
-#: What may be done to scores, by its words: where a position may be read, or what is added; None for nothing.
-Scored: TypeAlias = Mapping[str, Array | None]
-
 #: The values of a query, a key and a value `[examples, positions, features]`, or these packed as one.
 Values: TypeAlias = Sequence[Array]
-
-#: The words of no mask, of a causal one, and of what it may be by a mistake.
-UNMASKED: Final = "no mask"
-CAUSAL: Final = "a causal mask"
-MISTAKEN_CAUSAL: Final = (
-    "a causal mask without each position itself",
-    "a causal mask that shows the next position, too",
-    "a mask of later positions alone",
-)
 
 #: What a field of an attention means where that of another one has another value.
 _WORDS: Final[Mapping[str, Mapping[object, str]]] = {
@@ -142,8 +138,7 @@ class Attention(NamedTuple):
             )
             if other != self:
                 yield other
-        if self.mask == CAUSAL:
-            yield from (self._replace(mask=mask) for mask in MISTAKEN_CAUSAL)
+        yield from (self._replace(mask=mask) for mask in mistaken(self.mask))
         if self.mask != UNMASKED:
             yield self._replace(masks_shares=True)
         if self.rotary is not None:
@@ -172,7 +167,8 @@ class Attention(NamedTuple):
         told = [" and ".join(parts)] if parts else []
         told += [f"{self.heads} head{'s' * (self.heads > 1)}"] if self.heads != other.heads else []
         told += [f"scores times {brief(self.scale)}"] if not math.isclose(self.scale, other.scale) else []
-        told += [own for own, its in ((self.mask, other.mask), (self.bias, other.bias)) if own != its]
+        told += [mask_in_words(self.mask, other.mask)] if self.mask != other.mask else []
+        told += [self.bias] if self.bias != other.bias else []
         if self.rotary != other.rotary:
             told.append("no rotary positions" if self.rotary is None else self.rotary.words)
         told += [
@@ -208,7 +204,7 @@ class Attention(NamedTuple):
     def _rotated(self, query: Array, key: Array, value: Array, rows: Array) -> tuple[Array, Array, Array]:
         rotary, every = self.rotary, np.arange(key.shape[2])
         assert rotary is not None
-        query = rotary.rotated(query, rows) if rotary.of != "key" else query
+        query = rotary.rotated(query, rows + rotary.ahead) if rotary.of != "key" else query
         key = rotary.rotated(key, every) if rotary.of != "query" else key
         return query, key, rotary.rotated(value, every) if rotary.of == "all" else value
 
@@ -230,13 +226,16 @@ def usual_attentions(
         heads for heads in range(1, min(most, _MOST_HEADS) + 1)
         if most % heads == 0 and min(features) % (most // heads) == 0
     ]  # fmt: skip
-    usual = [mask for mask in masks if mask not in MISTAKEN_CAUSAL]
-    ways = itertools.product(usual_rotaries(2), (False, True), biases, usual, counts)
+    usual = [mask for mask in masks if not is_mistaken(mask)]
+    ways = itertools.product(usual_rotaries(8), (False, True), biases, usual, counts)
     for rotary, of_each_head, bias, mask, heads in ways:
         width = most // heads
         if (of_each_head and not (is_packed and heads > 1)) or rotary not in usual_rotaries(width):
             continue
-        for scale in dict.fromkeys((width**-0.5, 1.0, most**-0.5, 1 / width)):
+        if is_window(mask) and rotary not in (None, Rotary()):  # of each window all ways would take seconds
+            continue
+        scales = (width**-0.5,) if is_window(mask) else (width**-0.5, 1.0, most**-0.5, 1 / width)
+        for scale in dict.fromkeys(scales):
             for order in orders:
                 yield Attention(order, heads, scale, mask, bias, rotary, of_each_head)
 

@@ -1,4 +1,4 @@
-"""`AttentionParts` are the values that an attention may be of, and what its scores may be masked by, or have added.
+"""`AttentionParts` are the values that an attention may be of, and what its scores may have added.
 
 A layer reads an attention of positions where its kernel is a matrix, or a convolution with a window of one: the axes of
 images are one axis of positions then.
@@ -6,19 +6,14 @@ images are one axis of positions then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
-    CAUSAL,
-    MISTAKEN_CAUSAL,
-    UNMASKED,
-    Scored,
-)
+from gradscope.comparison.diagnosis.suspects.reading.attentions.masks import Scored
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from gradscope.naming import printable, split_key
 
@@ -172,28 +167,3 @@ def _biases(
         yield f"{name} as the position bias", moved
         if count == keys:
             yield f"{name} transposed as the position bias", Recovered(*(each.swapaxes(-1, -2) for each in moved))
-
-
-def masks_of(examples: int, queries: int, keys: int, given: Mapping[str, Array]) -> Scored:
-    """Returns the masks that positions may be read through, those that are given among them.
-
-    Args:
-        examples: The number of examples.
-        queries: The number of queries of each.
-        keys: The number of keys of each.
-        given: Inputs that may be masks, by keys.
-    """
-    everywhere = np.ones((queries, keys), np.bool_)
-    causal = np.tril(everywhere)
-    of_mistakes = (np.tril(everywhere, -1), np.tril(everywhere, 1), np.triu(everywhere))
-    mistaken = dict(zip(MISTAKEN_CAUSAL, of_mistakes, strict=True))
-    found: dict[str, Array | None] = {UNMASKED: None, CAUSAL: causal, **mistaken}
-    for key, array in given.items():
-        is_mask = array.shape == (examples, keys) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
-        if is_mask:
-            name = f"`{printable(split_key(key)[1])}`"
-            kept = array.astype(np.bool_)[:, None, None, :]
-            for words, mask in ((f"{name} as the mask", kept), (f"the inverse of {name} as the mask", ~kept)):
-                found[words] = mask
-                found[f"{words}, and a causal one"] = mask & causal
-    return found

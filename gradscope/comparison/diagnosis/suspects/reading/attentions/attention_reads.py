@@ -25,7 +25,6 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
     Attention,
-    Scored,
     Values,
     usual_attentions,
 )
@@ -33,8 +32,8 @@ from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts 
     AttentionParts,
     Positions,
     attention_parts,
-    masks_of,
 )
+from gradscope.comparison.diagnosis.suspects.reading.attentions.masks import Scored, masks_of
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing

@@ -1,6 +1,5 @@
 """Kinds are what a layer may read in both programs, each of which the values show in a way of their own.
 
-- `gated_reads`: functions of one value, or of two whose product a layer reads, as of both halves of a value.
 - `looked_up_rows`: which rows of its table an embedding looks up.
 - `read_powers`: which function of a value a layer reads, by the root mean square of that.
 - `read_proofs`: layers that are right in both programs, and so read other values.

@@ -25,7 +25,9 @@ def _captured(*, of_port: bool, fault: str = "", first: bool = False, channels: 
 
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
-        x = {"reversed": x[..., ::-1], "mirrored": x[:, :, ::-1], "sine": jnp.sin(x)}.get(fault, x)
+        x = {"reversed": x[..., ::-1], "mirrored": x[:, :, ::-1], "columns": x.swapaxes(1, 2), "sine": jnp.sin(x)}.get(
+            fault, x
+        )
         with jax.named_scope(names[0]):
             x = jax.lax.conv_general_dilated(x, weights[names[0]], (2, 2), [(1, 1)] * 2, dimension_numbers=layouts)
             x = 1.5 * x if fault == "factor" else x
@@ -47,6 +49,11 @@ def test_the_axis_is_told_along_which_a_port_reads_an_image_in_reverse(fault: st
     assert told in found.sentence, found.sentence
     found = gs.compare(_captured(of_port=False, fault=fault), _captured(of_port=True))
     assert f", which reads `x` in reverse along the axis {axis}, and in the candidate `x`." in found.sentence
+
+
+def test_axes_are_told_that_a_port_reads_in_the_place_of_each_other() -> None:
+    found = gs.compare(_captured(of_port=False), _captured(of_port=True, fault="columns"))
+    assert ", which reads `x`, and in the candidate `x` with its axes [1, 2] exchanged." in found.sentence
 
 
 @pytest.mark.parametrize("channels", [3, 1])

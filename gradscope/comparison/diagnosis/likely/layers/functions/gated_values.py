@@ -1,4 +1,4 @@
-"""`gated_reads` yields what a layer may read of one or two values: a function, or a product of functions.
+"""`gated_values` yields what may be made of one or two values: a function, or a product of functions.
 
 A gated layer multiplies a function of one value by another value, or by a function of that: `silu(gate) * up`, or
 `tanh(filter) * sigmoid(gate)`. Both may be halves of the channels of one value.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions import Both, PossibleFunctions
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
-from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from gradscope.protocols import implements
 
 #: The functions that may be applied to a value before it is read, by their words.
@@ -28,34 +28,8 @@ _OF_FACTORS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType(
 )
 
 
-class GatedRead(Protocol):
-    """GatedRead yields functions of the same values of either program."""
-
-    @property
-    def argument(self) -> Recovered:
-        """A value that has the shape of what is read."""
-        ...
-
-    def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
-        """Yields functions of the values, by their words.
-
-        Args:
-            of_own: Whether they are those of the own program, or else of the other one.
-        """
-        ...
-
-    def clause(self, ref: str, cand: str) -> str:
-        """Returns a clause about which functions the layers read.
-
-        Args:
-            ref: The words of the one in the reference.
-            cand: The words of the one in the candidate.
-        """
-        ...
-
-
-def gated_reads(values: Sequence[Recovered], names: Sequence[str]) -> Iterator[GatedRead]:
-    """Yields what a layer may read of the values that it can read.
+def gated_values(values: Sequence[Both], names: Sequence[str]) -> Iterator[PossibleFunctions]:
+    """Yields what may be made of values.
 
     Args:
         values: The values of both programs.
@@ -79,19 +53,19 @@ class _Function(NamedTuple):
         words: Both in words.
     """
 
-    argument: Recovered
-    factor: Recovered | None
+    argument: Both
+    factor: Both | None
     words: str
 
-    @implements(GatedRead)
+    @implements(PossibleFunctions)
     def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
         value = self.argument.own if of_own else self.argument.other
         factor = 1.0 if self.factor is None else self.factor.own if of_own else self.factor.other
-        return ((words, function(value) * factor) for words, function in _FUNCTIONS.items())
+        return ((f"the {words}", function(value) * factor) for words, function in _FUNCTIONS.items())
 
-    @implements(GatedRead)
-    def clause(self, ref: str, cand: str) -> str:
-        return f"which reads the {ref} of {self.words}, and in the candidate the {cand}"
+    @implements(PossibleFunctions)
+    def phrase(self, words: str) -> str:
+        return f"{words} of {self.words}"
 
 
 class _Product(NamedTuple):
@@ -104,12 +78,12 @@ class _Product(NamedTuple):
         end: What they are parts of, in words.
     """
 
-    argument: Recovered
-    factor: Recovered
+    argument: Both
+    factor: Both
     names: tuple[str, str]
     end: str
 
-    @implements(GatedRead)
+    @implements(PossibleFunctions)
     def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
         firsts, seconds = (
             [(f"{words}{name}", function(value.own if of_own else value.other))
@@ -120,17 +94,17 @@ class _Product(NamedTuple):
             for others, other in seconds:
                 yield f"{words} times {others}", value * other
 
-    @implements(GatedRead)
-    def clause(self, ref: str, cand: str) -> str:
-        return f"which reads {ref}{self.end}, and in the candidate {cand}"
+    @implements(PossibleFunctions)
+    def phrase(self, words: str) -> str:
+        return f"{words}{self.end}"
 
 
-def _halves(read: Recovered, words: str) -> Iterator[_Product]:
+def _halves(read: Both, words: str) -> Iterator[_Product]:
     """Yields the products of the halves of a value along the axes that its channels may have."""
     for axis in dict.fromkeys((1, read.own.ndim - 1)) if read.own.ndim > 1 else ():
         if read.own.shape[axis] % 2 == 0:
             first, second = (
-                Recovered(own, other)
+                Both(own, other)
                 for own, other in zip(np.split(read.own, 2, axis), np.split(read.other, 2, axis), strict=True)
             )
             yield _Product(first, second, ("the first half", "the second"), f" of {words}")
