@@ -111,11 +111,16 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
     zeros = f", {rounded} zero but for rounding" if (rounded := sum(row.is_rounding for row in compared)) else ""
-    calibrated = [row for row in compared if "noise" in row.metrics and not row.is_rounding]
-    worst = max(calibrated, key=_noise, default=None)
+    unequal = [row for row in compared if row.metrics.get("bit_equal") is not True and not row.is_rounding]
+    worst = max((row for row in unequal if "noise" in row.metrics), key=_noise, default=None)
     if worst is not None and _noise(worst) <= WITHIN:
         most = f"at most {times(_noise(worst))} noise at {quoted(worst.name)}"
-        return f"Same within noise: {tensors}, {most}, {bits}{zeros}{order}."
+        without = [row for row in unequal if "noise" not in row.metrics]
+        if not without:
+            return f"Same within noise: {tensors}, {most}, {bits}{zeros}{order}."
+        needed = max(row.needed or 0.0 for row in without)
+        others = f"{len(without)} without a noise floor within tolerance, largest rel_l2 {brief(needed)}"
+        return f"Same within noise, as far as that is known: {tensors}, {most}, and {others}, {bits}{zeros}{order}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
     how = "as far as statistics tell" if undecided else "within tolerance"

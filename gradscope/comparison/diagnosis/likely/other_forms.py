@@ -21,7 +21,7 @@ from gradscope.comparison.diagnosis.likely.dropouts import dropout_in_words
 from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
-from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences

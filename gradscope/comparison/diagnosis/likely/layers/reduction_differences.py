@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors

@@ -44,6 +44,16 @@ def test_sentences_count_in_noise() -> None:
     assert "(rel_l2 3.1e-2, made here, 31x noise; it is 1.031 times the reference's)" in compare(NOISY, far).sentence
 
 
+def test_the_sentence_tells_of_tensors_whose_noise_is_not_known() -> None:
+    arrays = changed(activation__second=off_by("activation/second", 5e-3))
+    narrow = {key: each.astype(ml_dtypes.bfloat16) if "_grad" in key else each for key, each in arrays.items()}
+    sentence = compare(calibrated(noise=1e-3), dump(narrow)).sentence
+    assert sentence.startswith(
+        "Same within noise, as far as that is known: 7 tensors, at most 5.0x noise at `second`, "
+    )
+    assert " without a noise floor within tolerance, largest rel_l2 " in sentence
+
+
 def test_stored_tensors_have_no_noise() -> None:
     found = compare(NOISY, dump(changed(param__first__w=off_by("param/first/w", 5e-3))))
     assert (row(found, "param/first/w").status, row(found, "param/first/w").tolerance) == ("different", 1e-4)

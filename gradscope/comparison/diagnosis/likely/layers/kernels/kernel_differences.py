@@ -14,10 +14,10 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.clauses import OF_KERNEL
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import ROUNDING, KernelUse, Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import ROUNDING, KernelUse, Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernels.sampled_products import Places
+from gradscope.comparison.diagnosis.likely.layers.kernels.scaled_reads import scaled_values
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
-from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
-from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
 from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match

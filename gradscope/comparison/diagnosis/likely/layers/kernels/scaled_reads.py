@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelSearch, LayerForm, Work, layer_forms
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import KernelSearch, LayerForm, Work, layer_forms
+from gradscope.comparison.diagnosis.likely.layers.kernels.sampled_products import SampledProducts
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue
-from gradscope.comparison.diagnosis.likely.layers.sampled_products import SampledProducts
 from gradscope.naming.wording import brief
 
 #: The number of elements of a product by which the numbers are found, and the most places of the taps and products.

@@ -13,7 +13,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import KernelUse, kernel_uses
 from tests.support.ports.port import captured
 
 DRAW = np.random.default_rng(17)

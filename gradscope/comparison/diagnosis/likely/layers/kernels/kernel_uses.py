@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places, SampledProducts
+from gradscope.comparison.diagnosis.likely.layers.kernels.sampled_products import Places, SampledProducts
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.correlations import Padding, convolutions, matrices
 

@@ -12,8 +12,8 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import Work
-from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
+from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import Work
+from gradscope.comparison.diagnosis.likely.layers.kernels.scaled_reads import scaled_values
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples
 from tests.support.data import drawn
 
