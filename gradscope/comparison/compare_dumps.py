@@ -235,15 +235,18 @@ def _matched_rows(
         entry, grown = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
         noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
         expected = kinked.get(pair.owner, limits[pair.owner])
+        tolerance = options.tolerance(entry.name, pair.match.ref, expected)
+        is_default = tolerance is not None and tolerance.rel_l2 == expected
         rows[pair.match.ref] = judge(
             pair.match,
             entry,
             pair.evidence.with_metrics(growth=grown, noise=noise),
-            options.tolerance(entry.name, pair.match.ref, expected),
+            tolerance,
             pair.rounding,
             source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
             made_here=pair.owner in errors and is_made_here(grown, errors[pair.owner], pair.epsilon),
             kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
+            accumulated=is_default and limits[pair.owner] > pair.limit and rel_l2.get(pair.owner, 0.0) > pair.limit,
         )
     return rows
 

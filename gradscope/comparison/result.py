@@ -16,7 +16,8 @@ from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
-from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
+from gradscope.comparison.diagnosis.same_sentence import nothing_sentence, same_sentence
+from gradscope.comparison.diagnosis.sentence import different_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match

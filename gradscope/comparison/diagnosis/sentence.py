@@ -1,4 +1,4 @@
-"""The verdict's sentences say whether two runs are the same, where they first differ, and what else differs."""
+"""The sentence of a verdict says where two runs first differ, and what else differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32
+from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.clauses import (
     given,
     kept_alone,
@@ -17,7 +17,6 @@ from gradscope.comparison.diagnosis.clauses import (
     rearranged,
     reordered,
     some_of,
-    told,
     unproven,
 )
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
@@ -26,12 +25,12 @@ from gradscope.comparison.diagnosis.likely.different_batches import DifferentBat
 from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
-from gradscope.comparison.judging.limits.noise import WITHIN
+from gradscope.comparison.diagnosis.same_sentence import of_products
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
 from gradscope.naming.paths import without_occurrence
-from gradscope.naming.wording import brief, counted, times
+from gradscope.naming.wording import brief, times
 
 #: How many times the tolerance an error may be that calibration would settle.
 _NEAR: Final = 20
@@ -62,7 +61,7 @@ def different_sentence(
     explained += "" if batches is None else f"{batches.sentence}. "
     advice = f" {batches.advice}." if batches is not None and batches.advice else ""
     apart = batches is not None and not batches.advice
-    return explained + _of_rows(rows, divergence, blame, losses, apart=apart) + _of_products(products) + advice
+    return explained + _of_rows(rows, divergence, blame, losses, apart=apart) + of_products(products) + advice
 
 
 def _of_sizes(rows: Sequence[ComparisonRow], batches: DifferentBatches) -> str:
@@ -92,73 +91,6 @@ def _of_rows(
     elif rest:
         sentences.append(_capitalised("; ".join(rest)))
     return ". ".join(sentences) + f".{_advice(rows, blame)}"
-
-
-def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None = None, products: str = FULL) -> str:
-    """Returns the sentence for two runs that are the same.
-
-    Args:
-        rows: All rows.
-        losses: How the losses differ all the same; None where they agree, or are not known.
-        products: The dtype of `Comparison.products`.
-    """
-    compared = [row for row in rows if row.compared]
-    equal = sum(row.metrics.get("bit_equal") is True for row in compared)
-    tensors = counted(len(compared), "tensor")
-    undecided = sum("bit_equal" not in row.metrics for row in compared)
-    bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
-    if equal == len(compared):
-        return f"Same bit for bit: {tensors}{order}."
-    zeros = f", {rounded} zero but for rounding" if (rounded := sum(row.is_rounding for row in compared)) else ""
-    unequal = [row for row in compared if row.metrics.get("bit_equal") is not True and not row.is_rounding]
-    worst = max((row for row in unequal if "noise" in row.metrics), key=_noise, default=None)
-    if worst is not None and _noise(worst) <= WITHIN:
-        most = f"at most {times(_noise(worst))} noise at {quoted(worst.name)}"
-        without = [row for row in unequal if "noise" not in row.metrics]
-        if not without:
-            return f"Same within noise: {tensors}, {most}, {bits}{zeros}{order}."
-        needed = max(row.needed or 0.0 for row in without)
-        others = f"{len(without)} without a noise floor within tolerance, largest rel_l2 {brief(needed)}"
-        return f"Same within noise, as far as that is known: {tensors}, {most}, and {others}, {bits}{zeros}{order}."
-    worst = max(compared, key=lambda row: row.needed or 0.0)
-    needed = worst.needed or 0.0
-    how = "as far as statistics tell" if undecided else "within tolerance"
-    most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
-    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}.{_of_products(products)}"
-
-
-def _of_products(products: str) -> str:
-    """Returns a sentence about float32 products of fewer digits, where a difference needs the tolerance of these."""
-    if products == FULL:
-        return ""
-    digits = {TENSORFLOAT32: "TensorFloat-32"}.get(products, products)
-    how = "with `--matmul-precision highest`, smaller differences show"
-    return f" Products of float32 have the digits of {digits}: {how}."
-
-
-def _at_kinks(rows: Sequence[ComparisonRow]) -> str:
-    """Returns a clause about gradients that are the same because rounding decides them at kinks."""
-    kinked = [row for row in rows if row.kinked]
-    if not kinked:
-        return ""
-    first = max(kinked, key=lambda row: (row.family in BACKWARD, row.index))
-    why = f"since rounding decides on which side of a kink values are, first at {quoted(first.name)}"
-    return f"; {counted(len(kinked), 'gradient')} over the default tolerance, {why}"
-
-
-def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:
-    """Returns the sentence for two dumps of which nothing was compared."""
-    if any(row.matched_by for row in rows):
-        return "Nothing compared: no name in common has a tensor."
-    missing, extra = (sum(row.status == status for row in rows) for status in ("missing", "extra"))
-    if not missing and not extra:
-        return "Nothing compared: there is no name to compare."
-    return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
-
-
-def _noise(row: ComparisonRow) -> float:
-    return as_float(row.metrics["noise"])
 
 
 def _directions(
@@ -250,7 +182,7 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     growth = as_float(row.metrics.get("growth", 0.0)) if row.inputs_paired else 0.0
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
     blame = f", made here{'' if row.reads_recorded else ' or right before it'}" if row.made_here else blame
-    noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
+    noise = f", {times(as_float(row.metrics['noise']))} noise" if "noise" in row.metrics else ""
     made = f", made in {some_of(makers)}" if growth > FLAGGED and makers else ""
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"

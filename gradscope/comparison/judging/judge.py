@@ -33,6 +33,7 @@ def judge(
     source: str | None = None,
     made_here: bool = False,
     kinked: str = "",
+    accumulated: bool = False,
 ) -> ComparisonRow:
     """Returns the row of a pair.
 
@@ -45,6 +46,7 @@ def judge(
         source: The value's line in the code of either program; None where that is not known.
         made_here: As for `ComparisonRow`.
         kinked: Why the tolerance is wider than that of other gradients; "" where it is not.
+        accumulated: Whether it is wider, as rounding may add up, and the error is over the default one.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
     reach = None if passes or tolerance is None or tolerance.rel_l2 is None else floor
@@ -74,6 +76,7 @@ def judge(
         source=source,
         made_here=made_here,
         kinked=bool(kinked) and passes,
+        accumulated=accumulated and passes and not kinked and reach is None,
     )
 
 

@@ -53,6 +53,7 @@ class ComparisonRow:
             them paired; or by a step right before it without an entry, where not `reads_recorded`.
         reads_recorded: Whether what the layer reads is known: both programs state it, or the error is explained.
         kinked: Whether it is a gradient that is the same because rounding decides the signs of values on its way.
+        accumulated: Whether it is the same because roundings on the way to it may add up to its error.
         inputs_paired: Whether all that it is computed from next is paired, as far as an error makes that matter.
         examples: The error of per-example gradients; None for other tensors.
         source: `file:line` of the value in the candidate's code, or else in the reference's; None where unknown.
@@ -76,6 +77,7 @@ class ComparisonRow:
     made_here: bool = False
     reads_recorded: bool = True
     kinked: bool = False
+    accumulated: bool = False
     inputs_paired: bool = True
     examples: ExampleError | None = None
     source: str | None = None

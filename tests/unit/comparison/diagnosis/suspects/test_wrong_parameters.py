@@ -7,6 +7,7 @@ import numpy as np
 from gradscope.comparison.compare_dumps import judged, paired
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import wrong_parameters
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.limits.noise import DefaultLimits
 from gradscope.comparison.pairing.matching import Dumps
 from tests.support.dumps import dump_of
 
@@ -23,5 +24,5 @@ def test_a_part_is_wrong_where_it_differs() -> None:
         apart |= {f"param/{name}/bias": bias for name, bias in BIASES.items()}
         dumps = Dumps(ref=dump_of(packed), cand=dump_of(apart))
         pairing = paired(dumps, CompareOptions())
-        rows = judged(dumps, pairing.matched, CompareOptions())
+        rows = judged(dumps, pairing.matched, CompareOptions(), DefaultLimits.of_whole(dumps, None))
         assert wrong_parameters(dumps, pairing, [*rows.values()]) == {"attn/qkv/kernel", f"{wrong}/kernel"}
