@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32
+from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import quoted, told
 from gradscope.comparison.diagnosis.divergence import BACKWARD
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
@@ -36,7 +36,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     worst = max((row for row in unequal if "noise" in row.metrics), key=_noise, default=None)
     if worst is not None and _noise(worst) <= WITHIN:
         most = f"at most {times(_noise(worst))} noise at {quoted(worst.name)}"
-        without = [row for row in unequal if "noise" not in row.metrics]
+        without = [row for row in unequal if "noise" not in row.metrics and row.family not in READ_FAMILIES]
         if not without:
             return f"Same within noise: {tensors}, {most}, {bits}{zeros}{order}."
         needed = max(row.needed or 0.0 for row in without)
