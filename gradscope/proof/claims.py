@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Final, Literal, SupportsFloat, TypeAlias
 
 from gradscope.proof.differences import USUAL_STEPS, Estimate, finite_difference, one_sided_derivatives
+from gradscope.proof.solvers.solver_tolerance import Tightening
 
 #: The outcome of a claim.
 Status: TypeAlias = Literal["correct", "wrong", "excused", "not smooth here", "not checked"]
@@ -84,7 +86,10 @@ _RANKS: Final[Sequence[Status]] = ("not checked", "not smooth here", "correct", 
 
 
 def outcome(
-    claim: Claim, nearby: Callable[[], Claim], tightened: Iterable[Callable[[], Claim]] = (), tolerance: float = 0.0
+    claim: Claim,
+    nearby: Callable[[], Claim],
+    tightened: Mapping[Tightening, Callable[[], Claim]] = MappingProxyType({}),
+    tolerance: float = 0.0,
 ) -> Outcome:
     """Returns the outcome of a claim.
 
@@ -150,21 +155,33 @@ def rounded_factor(factor: float) -> float:
     return float(f"{factor:.{digits}g}") + 0.0  # a zero without a sign
 
 
-def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]) -> Outcome:
+def _by_solvers(
+    claim: Claim, found: Estimate, result: Outcome, tightened: Mapping[Tightening, Callable[[], Claim]]
+) -> Outcome:
     """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error.
 
-    A small error that none of them shows again, and none explains, proves nothing.
+    A small error that none of them shows again, and none explains, proves nothing. An error may be small along one
+    direction by chance, where that of claim and differences happen to be alike; so what shrinks is the largest error of
+    the solvers so far.
     """
     first: Outcome | None = None
     factors: list[float] = []
     shown: list[bool] = []
-    for tighter in (make() for make in tightened):
+    largest = last = result.error
+    for tightening, make in tightened.items():
+        if tightening == "most repetitions" and last > largest / 2:
+            break  # the error stays where it is, however long the solvers run
+        tighter = make()
         there = finite_difference(tighter.loss_at, tighter.epsilon)
-        explained = _with_solvers(claim, found, result, tighter, there)
+        explained = _with_solvers(claim, found, result, tighter, there, largest=largest)
         if explained is not None and explained.status == "correct":
             return explained
         first = first or explained
         again = _compared(tighter, there)
+        last = again.error
+        near = _moved(claim, found, tighter, there) <= _TOO_COARSE  # farther away, a loop may be no solver
+        if again.status == "wrong" and near and not there.rough and again.error > largest:
+            largest = again.error
         factors.append(again.factor)
         shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
     if first is None and shown and not any(shown) and result.error <= _UNPROVEN:
@@ -172,22 +189,29 @@ def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Itera
     return first or replace(result, longer=tuple(factors))
 
 
-def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim, there: Estimate) -> Outcome | None:
+def _moved(claim: Claim, found: Estimate, tighter: Claim, there: Estimate) -> float:
+    """Returns how far solvers move a claim and its finite difference, relative to the size of both."""
+    return (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
+
+
+def _with_solvers(
+    claim: Claim, found: Estimate, result: Outcome, tighter: Claim, there: Estimate, *, largest: float
+) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
-    It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
-    finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution jumps, as
-    that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
+    It does where their largest error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far
+    from the finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution
+    jumps, as that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
     """
     again = _compared(tighter, there)
     # What is expected has a large margin of safety, so differences that are not expected to be better than the error
     # itself still show that it is gone.
-    if there.rough or again.expected > result.error or not again.error <= _SHRUNK * result.error:
+    if there.rough or again.expected > largest or not again.error <= _SHRUNK * largest:
         return None
     size = _size(claim, found)
     moved = abs(claim.derivative - tighter.derivative) / size
     expected = again.expected + moved
-    with_differences = result.expected + expected + again.error + abs(found.value - there.value) / size
+    with_differences = result.expected + again.expected + again.error + _moved(claim, found, tighter, there)
     if with_differences <= _TOO_COARSE:
         return replace(result, status="correct", expected=with_differences)
     error = abs(claim.derivative - there.value) / size

@@ -68,7 +68,9 @@ class LossOfLeaves:
 
         self.here = {number: leaves[number] for number in numbers}
         self._epsilon = epsilon
-        self._tighter = [partial(tighter, each) for each in tightenings]
+        self._tighter: Mapping[Tightening, Callable[[], LossOfLeaves]] = {
+            each: partial(tighter, each) for each in tightenings
+        }
         value = jax.jit(value)  # so that the loss is traced once for its gradient and its differences
         self._gradient = compiled(jax.grad(lambda chosen: value(every(chosen))))
         self._along = along(lambda _, there: value(there))
@@ -88,10 +90,13 @@ class LossOfLeaves:
             epsilon=self._epsilon,
         )
 
-    def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Iterator[Callable[[], Claim]]:
-        """Yields functions that return the claim at `here` along a direction with solvers that run longer."""
-        for tighter in self._tighter:
-            yield lambda of=tighter: of().claim(of().here, direction)
+    def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Mapping[Tightening, Callable[[], Claim]]:
+        """Returns functions that return the claim at `here` along a direction with solvers that run longer."""
+
+        def there(of: Callable[[], LossOfLeaves]) -> Claim:
+            return of().claim(of().here, direction)
+
+        return {each: partial(there, of) for each, of in self._tighter.items()}
 
     @property
     def epsilon(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
-from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
+from gradscope.proof.solvers.solver_tolerance import Tightening, tightened, tightenings
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
@@ -136,7 +136,9 @@ class _RuleOfCall:
             self._epsilon = coarsest_epsilon_of(trace(run, self._here)[0])
         self._moved = directions.nearby(self._here)
         self._usual = _Programs(run, jax.jit)
-        self._tighter = [_Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)]
+        self._tighter: Mapping[Tightening, _Programs] = {
+            each: _Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)
+        }
         self._fixed = self._without_gradient(call.constant)
 
     def outcome(self) -> Outcome:
@@ -235,7 +237,7 @@ class _RuleOfCall:
         return outcome(
             claim(self._usual, here),
             lambda: claim(self._usual, moved),
-            [partial(claim, programs, here) for programs in self._tighter],
+            {each: partial(claim, programs, here) for each, programs in self._tighter.items()},
             self._tolerance,
         )
 

@@ -44,8 +44,8 @@ from gradscope.tracing.jaxpr.transfers import loop_operands
 #: How a solver runs longer: numbers that a loop's condition compares its state with are smaller, as a residual's
 #: tolerance, or are smaller still; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a
 #: loop, or a step that Python repeats, has more repetitions than its condition asks for, as where it ended at its
-#: largest number of them; many more for a solver that is far from its solution then.
-Tightening: TypeAlias = Literal["condition", "further", "step", "repetitions", "many repetitions"]
+#: largest number of them; many more for a solver that is far from its solution then, and the most for one that is slow.
+Tightening: TypeAlias = Literal["condition", "further", "step", "repetitions", "many repetitions", "most repetitions"]
 
 #: What a tolerance is multiplied by: enough for an error to shrink tenfold where it goes with the tolerance's root
 #: (conjugate gradients compare squares). The derivative of a solver's result may get better later than the result, or
@@ -57,7 +57,7 @@ _LARGEST_TOLERANCE: Final = 1e-2
 _TIMES: Final = 16
 _MORE: Final = 64
 #: What a number of repetitions is multiplied by.
-_REPETITIONS: Final[Mapping[Tightening, int]] = {"repetitions": 4, "many repetitions": 64}
+_REPETITIONS: Final[Mapping[Tightening, int]] = {"repetitions": 4, "many repetitions": 64, "most repetitions": 512}
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge"})
 
 

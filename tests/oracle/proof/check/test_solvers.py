@@ -19,7 +19,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.proof.claims import Outcome
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
-from gradscope.proof.proving import Proof, prove
+from gradscope.proof.proving import Proof, ProofOptions, prove
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.proof.solvers.unrolled_steps import unrolled_steps
 from gradscope.tracing.loading.model import Model
@@ -278,6 +278,47 @@ def test_layers_with_weights_of_their_own_are_no_steps() -> None:
 
     weights = {f"layer{at}": W for at in range(4)}
     assert unrolled_steps(trace_loss(function, weights, X).root.jaxpr) is None
+
+
+def transported(factor: float) -> Callable[[Any, Any], Any]:
+    """The dual objective of optimal transport by Sinkhorn's steps, by the envelope theorem; it converges slowly."""
+
+    def potentials(cost: Any) -> Any:
+        def step(state: Any) -> Any:
+            f, g, _ = state
+            left = -0.1 * (jnp.log(cost.shape[0]) + jax.nn.logsumexp((g[None] - cost) / 0.1, 1))
+            right = -0.1 * (jnp.log(cost.shape[1]) + jax.nn.logsumexp((left[:, None] - cost) / 0.1, 0))
+            return left, right, jnp.abs(left - f).max()
+
+        start = jnp.zeros(cost.shape[0], cost.dtype), jnp.zeros(cost.shape[1], cost.dtype)
+        return lax.while_loop(lambda state: state[2] > 1e-3, step, (*start, jnp.asarray(jnp.inf, cost.dtype)))[:2]
+
+    @jax.custom_vjp
+    def transport(cost: Any) -> Any:
+        f, g = potentials(cost)
+        return f.mean() + g.mean()
+
+    def forward(cost: Any) -> Any:
+        f, g = potentials(cost)
+        return f.mean() + g.mean(), jnp.exp((f[:, None] + g[None] - cost) / 0.1)
+
+    transport.defvjp(forward, lambda plan, cotangent: (factor * cotangent * plan,))
+    return lambda w, batch: transport((((batch["x"] @ w)[:, None] - batch["y"][None]) ** 2).sum(-1))
+
+
+@pytest.mark.parametrize(("size", "seed"), [(6, 7), (4, 4)])
+def test_an_error_of_a_solver_that_is_small_along_one_direction_by_chance_is_no_fault(size: int, seed: int) -> None:
+    keys = jax.random.split(jax.random.key(seed), 3)
+    w = jax.random.normal(keys[0], (3, 2))
+    batch = {"x": jax.random.normal(keys[1], (size, 3)), "y": jax.random.normal(keys[2], (size, 2))}
+
+    def verdict(factor: float) -> str:
+        model = Model.of_values("model", transported(factor), w, batch)
+        return prove(model, Arguments.of(w, batch), Timings(), ProofOptions(seed=seed)).verdict
+
+    assert verdict(1.0) == "correct"
+    assert verdict(1.001) == "wrong"
+    assert verdict(-1.0) == "wrong"
 
 
 def test_a_rule_is_as_exact_as_its_solver() -> None:
