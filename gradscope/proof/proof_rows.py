@@ -135,7 +135,8 @@ def plain_row(arguments: Sequence[Leaf], checked: Mapping[str, Any], *, changes:
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
     sensitive = () if worst is None or allowed[worst] < _UNUSUAL else (_SENSITIVE.format(checked["noise"][worst]),)
-    without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
+    # Zero but for rounding, or of a chaotic function, which the last bit of an argument changes altogether.
+    without = f"without {counted(len(zero), 'gradient')} that rounding alone decides"
     return ProofRow(
         what="observed gradients against jax.grad",
         error=0.0 if worst is None else errors[worst],

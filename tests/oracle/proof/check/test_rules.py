@@ -602,7 +602,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_the_worst_of_those_that
     assert row.status == "correct"
     assert row.expected is not None
     assert row.expected <= 1e-4
-    assert row.why == "without 1 gradient that is zero but for rounding"
+    assert row.why == "without 1 gradient that rounding alone decides"
 
 
 def test_a_gradient_that_rounding_changes_by_much_says_why_its_error_may_be_large() -> None:
