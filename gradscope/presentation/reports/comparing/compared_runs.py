@@ -32,7 +32,7 @@ _TENSOR: Final = (
 )
 _STAGES: Final = (
     Column(heading="stage", kind="name"),
-    Column(heading="differ", kind="text", priority=2),
+    Column(heading="differ", kind="text", priority=3),
     Column(heading="first", kind="name"),
     *_TENSOR,
 )
