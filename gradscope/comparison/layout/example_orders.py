@@ -23,7 +23,15 @@ _BY_FAR: Final = 4
 _EQUAL: Final = 1e-10
 
 
-def order_of_examples(whole: Array, joined: Array, axis: int, examples: int, *, equal: bool = False) -> Order | None:
+def order_of_examples(
+    whole: Array,
+    joined: Array,
+    axis: int,
+    examples: int,
+    *,
+    equal: bool = False,
+    among_equal: tuple[Array, Array] | None = None,
+) -> Order | None:
     """Returns where each example of a value is among those of its joined parts; None where the values prove none.
 
     Each example has to be closest by far to another one of the parts.
@@ -34,6 +42,8 @@ def order_of_examples(whole: Array, joined: Array, axis: int, examples: int, *, 
         axis: The axis of the examples.
         examples: The number of examples of the batch, of each of which the axis may have several entries.
         equal: Whether examples of one value, as two of the same tokens, may be, which are taken in order.
+        among_equal: Two values of the same shapes, as the gradients, in which equal examples are closest to their own
+            counterparts; None to take equal examples in order.
     """
     size = whole.shape[axis]
     count = examples if examples > 0 and size % examples == 0 else size
@@ -42,29 +52,37 @@ def order_of_examples(whole: Array, joined: Array, axis: int, examples: int, *, 
     one, other = (_examples(each, axis, count) for each in (whole, joined))
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return None
-    squares = np.square(one).sum(1)[:, None] + np.square(other).sum(1) - 2 * one @ other.T
+    squares = _squared_distances(one, other)
     if equal:
-        return _in_order_of_equal(squares, np.square(one).sum(1))
+        apart = np.zeros_like(squares)
+        if among_equal is not None:
+            apart = _squared_distances(*(_examples(each, axis, count) for each in among_equal))
+        return _in_order_of_equal(squares, np.square(one).sum(1), apart)
     closest, next_one = np.partition(squares, 1, axis=1)[:, :2].T
     order = tuple(squares.argmin(axis=1).tolist())
     distinct = bool((next_one > 0).all() and (_BY_FAR**2 * closest <= next_one).all())
     return order if distinct and len({*order}) == count else None
 
 
-def _in_order_of_equal(squares: Array, sizes: Array) -> Order | None:
-    """Returns the first example of those that are equal to each, and to none before it; None where one has none.
+def _squared_distances(one: Array, other: Array) -> Array:
+    return np.square(one).sum(1)[:, None] + np.square(other).sum(1) - 2 * one @ other.T
+
+
+def _in_order_of_equal(squares: Array, sizes: Array, apart: Array) -> Order | None:
+    """Returns the closest example of those that are equal to each, and to none before it; None where one has none.
 
     Args:
         squares: The squares of the distances between examples.
         sizes: The squares of the norms.
+        apart: How far examples that are equal are apart otherwise; of those that are as close, the first is taken.
     """
     near = squares <= _EQUAL * sizes[:, None]
     found: list[int] = []
-    for row in near:
+    for row, distances in zip(near, apart, strict=True):
         row[found] = False
         if not row.any():
             return None
-        found.append(int(row.argmax()))
+        found.append(int(np.where(row, distances, np.inf).argmin()))
     return tuple(found)
 
 

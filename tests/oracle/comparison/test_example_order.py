@@ -101,6 +101,29 @@ def test_a_program_may_take_the_examples_of_a_batch_in_another_order(reference: 
     assert found.sentence.endswith("; the candidate takes the examples of the batch in another order.")
 
 
+def test_gradients_tell_equal_examples_apart_where_a_program_takes_them_in_another_order() -> None:
+    tokens, labels = np.array([3, 1, 3, 3, 0, 1, 2, 3]), np.array([0, 1, 1, 0, 1, 0, 0, 2])
+    table, kernel = _draw(size=(4, 6)).astype(np.float32), _draw(size=(6, 3)).astype(np.float32)
+
+    def captured(order: Any, fault: float = 1.0) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("embed"):
+                x = weights["embed"][batch["x"][order]]
+            with jax.named_scope("head"):
+                x = x @ weights["head"] * fault
+            return -jax.nn.log_softmax(x)[jnp.arange(8), batch["y"][order]].mean()
+
+        return gs.capture(loss, {"embed": table, "head": kernel}, {"x": tokens, "y": labels})
+
+    reversed_, mixed = np.arange(8)[::-1], np.array([2, 7, 0, 4, 1, 6, 3, 5])
+    for order in (reversed_, mixed):
+        found = gs.compare(captured(np.arange(8)), captured(order))
+        assert found.verdict == "same", found.sentence
+        assert found.sentence.endswith("; the candidate takes the examples of the batch in another order.")
+    faulty = gs.compare(captured(np.arange(8)), captured(mixed, 1.01))
+    assert faulty.sentence.startswith("Forward first differs at `head`"), faulty.sentence
+
+
 def test_a_fault_is_at_its_layer_where_a_program_takes_the_examples_in_another_order(reference: Dump) -> None:
     found = gs.compare(reference, _captured(BATCH, "merged", inside=("x", "labels")))
     assert found.sentence.startswith("Forward first differs at `merged`"), found.sentence

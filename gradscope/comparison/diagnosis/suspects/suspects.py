@@ -38,7 +38,7 @@ from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import repla
 from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
-from gradscope.comparison.diagnosis.suspects.turned_parameters import turned_parameters
+from gradscope.comparison.diagnosis.suspects.turned_parameters import flipped_kernels, turned_parameters
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -125,6 +125,7 @@ class _Forward:
         self._errors = {key_of(row.family, row.name): as_float(row.metrics.get("rel_l2", 0.0)) for row in own}
         self._matches = {match.ref: match for match in pairing.matched}
         self._wrong = wrong_parameters(dumps, pairing, rows)
+        self._flipped = flipped_kernels(dumps, pairing.matched)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         self._read = {of_ref: ReadSteps(dumps, pairing, of_ref=of_ref) for of_ref in (True, False)}
 
@@ -172,7 +173,7 @@ class _Forward:
         )
         exact = reader is not None and (reader.reads(reader.read) or reader.pads_otherwise())
         own = [name for each in (layer, *others) for name in each.params]
-        differs = bool(self._wrong.intersection(own))
+        differs = bool((self._wrong | self._flipped).intersection(own))
         shown = None if exact else self._by_what_differs(reader, match, steps)
         if shown is not None:
             return shown

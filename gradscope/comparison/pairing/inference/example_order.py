@@ -2,8 +2,9 @@
 
 The inputs prove the order: the slices of their leading axis are the same, bit for bit, in both dumps, and those of all
 inputs that differ have moved alike. Where the inputs agree, a program may take the examples in another order all the
-same, and then the first value that differs proves it. That order is used where the losses agree, or some value agrees
-in neither order, so that a program which takes the inputs in another order than the labels has them as they are.
+same, and then the first value that differs proves it, and its gradient where examples are equal. That order is used
+where the losses agree, or some value agrees in neither order, so that a program which takes the inputs in another order
+than the labels has them as they are.
 
 A tensor that is computed from the batch is then read in that order where it agrees better so than as it is stored; a
 sum over the batch, as the gradient of a parameter, has no order. Its axis of examples is found by its size, of which
@@ -36,6 +37,7 @@ from gradscope.naming import (
     INPUT,
     INPUT_GRAD,
     TERM,
+    key_of,
     split_key,
 )
 
@@ -94,13 +96,14 @@ def _order_inside(dumps: Dumps, inputs: Sequence[Match], matches: Sequence[Match
         return ()
     values = [match for match in matches if split_key(match.ref)[0] == ACTIVATION]
     values.sort(key=lambda match: dumps.ref.entry(match.ref).site.index)
-    differing = (pair for match in values if (pair := _differing(dumps, match)) is not None)
-    if (first := next(differing, None)) is None:
+    differing = ((match, pair) for match in values if (pair := _differing(dumps, match)) is not None)
+    match, first = next(differing, (None, None))
+    if match is None or first is None:
         return ()
-    order = _proven(first.ref, first.cand, first.tolerance, examples=leading.pop())
+    order = _proven(first, examples=leading.pop(), gradients=_gradients(dumps, match, matches))
     if not order or _losses_agree(dumps):
         return order
-    rest = (pair for pair in differing if pair.ref.size and _divides(len(order), math.prod(pair.ref.shape)))
+    rest = (pair for _, pair in differing if pair.ref.size and _divides(len(order), math.prod(pair.ref.shape)))
     return order if any(pair.error_in(order) > pair.tolerance for pair in rest) else ()
 
 
@@ -126,11 +129,26 @@ def _differing(dumps: Dumps, match: Match) -> _Pair | None:
     return None if relative_error(*arrays) <= tolerance else _Pair(*arrays, tolerance)
 
 
-def _proven(ref: Array, cand: Array, tolerance: float, *, examples: int) -> Order:
-    """Returns the order in which one value has the examples of another, and agrees with it; empty where none is."""
-    for axis in (axis for axis, size in enumerate(ref.shape) if _divides(examples, size)):
-        order = order_of_examples(ref, cand, axis, examples)
-        if order is not None and relative_error(ref, ExampleOrder(axis, order).apply(cand)) <= tolerance:
+def _gradients(dumps: Dumps, match: Match, matches: Sequence[Match]) -> tuple[Array, Array] | None:
+    """Returns the gradients of a pair of activations in one layout; None where they are not paired, or not stored."""
+    name = split_key(match.ref)[1]
+    pairs = (_arrays(dumps, each) for each in matches if each.ref == key_of(ACTIVATION_GRAD, name))
+    return next(pairs, None)
+
+
+def _proven(pair: _Pair, *, examples: int, gradients: tuple[Array, Array] | None) -> Order:
+    """Returns the order in which one value has the examples of another, and agrees with it; empty where none is.
+
+    Args:
+        pair: The values.
+        examples: The number of examples of the batch.
+        gradients: The gradients of both, which tell examples of one value apart; None where there are none.
+    """
+    for axis in (axis for axis, size in enumerate(pair.ref.shape) if _divides(examples, size)):
+        order = order_of_examples(pair.ref, pair.cand, axis, examples) or order_of_examples(
+            pair.ref, pair.cand, axis, examples, equal=True, among_equal=gradients
+        )
+        if order is not None and relative_error(pair.ref, ExampleOrder(axis, order).apply(pair.cand)) <= pair.tolerance:
             return order
     return ()
 
