@@ -266,8 +266,8 @@ def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.
     embed, *blocks, head = names
     params = {name: _drawn(7 + at, WIDTH, WIDTH) for at, name in enumerate(names)}
 
-    def normalised(x: Any) -> Any:
-        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-9)
+    def normalised(x: Any, epsilon: float = 1e-9) -> Any:
+        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
     def network(params: Any, x: Any) -> Any:
         with jax.named_scope(embed):
@@ -275,7 +275,7 @@ def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.
         x = x if inside else x * factor
         for at, name in enumerate(blocks):
             with jax.named_scope(f"{name}_norm"):
-                h = normalised(x)
+                h = normalised(x, 0.5 if fault == f"{name}_norm" else 1e-9)
             with jax.named_scope(name):
                 h = jnp.tanh(h) @ params[name] if fault != name else jax.nn.silu(h) @ params[name]
             x = x + h
@@ -287,12 +287,12 @@ def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.
 
 
 @pytest.mark.parametrize("names", [("embed", "one", "two", "head"), ("Dense_0", "Dense_1", "Dense_2", "Dense_3")])
-@pytest.mark.parametrize("fault", ["", "one", "two"])
+@pytest.mark.parametrize("fault", ["", "one", "two", "two_norm"])
 def test_a_factor_within_a_layer_that_norms_hide_is_not_told_for_a_fault_behind(
     names: tuple[str, ...], fault: str
 ) -> None:
     reference = _residual_stream(("embed", "one", "two", "head"), inside=False)
-    own = dict(zip(("", "one", "two"), ("", *names[1:3]), strict=True))[fault]
+    own = fault.replace("one", names[1]).replace("two", names[2])
     found = gs.compare(reference, _residual_stream(names, inside=True, fault=own))
     assert bool(found) is (not fault), found.sentence
     assert not fault or f"Forward first differs at `{fault}` (rel_l2 " in found.sentence, found.sentence
@@ -301,4 +301,14 @@ def test_a_factor_within_a_layer_that_norms_hide_is_not_told_for_a_fault_behind(
 def test_a_factor_that_one_program_alone_has_is_told_though_norms_hide_it() -> None:
     names = ("embed", "one", "two", "head")
     found = gs.compare(_residual_stream(names, inside=True), _residual_stream(names, inside=True, factor=8.0))
+    assert "Forward first differs at `embed` (rel_l2 1.0, made here; it is 2 times the reference's)" in found.sentence
+
+
+def test_a_factor_that_one_program_alone_has_is_told_before_another_epsilon() -> None:
+    names = ("embed", "one", "two", "head")
+    one, other = (_residual_stream(names, inside=False, fault=fault) for fault in ("", "two_norm"))
+    assert "Forward first differs at `two_norm` (" in gs.compare(one, other).sentence
+    one = _residual_stream(names, inside=True)
+    other = _residual_stream(names, inside=True, factor=8.0, fault="two_norm")
+    found = gs.compare(one, other)
     assert "Forward first differs at `embed` (rel_l2 1.0, made here; it is 2 times the reference's)" in found.sentence

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors, ValuesBehind
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors
+from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing

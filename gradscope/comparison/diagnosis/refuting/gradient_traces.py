@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import EXACT, ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, owner_sources
 from gradscope.comparison.judging.loss_comparison import is_loss

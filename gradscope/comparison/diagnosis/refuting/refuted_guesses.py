@@ -34,12 +34,12 @@ from gradscope.comparison.diagnosis.refuting.apart.other_operations import other
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
-from gradscope.comparison.diagnosis.refuting.errors_behind import (
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import (
     InheritedErrors,
-    ValuesBehind,
     loss_error,
     relative_error,
 )
+from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
     ProgramTraces,

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.moved_gradients import is_moved
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, relative_error
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import EXACT, relative_error
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.operation_names import OperationNames

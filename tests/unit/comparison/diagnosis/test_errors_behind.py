@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import ErrorsBehind
 
 
 def searched(sources: Mapping[str, Sequence[str]], errors: Mapping[str, float], unread: float, key: str) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import EXACT
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match

@@ -1,23 +1,21 @@
 """`ErrorsBehind` finds the largest error among the values that are compared next behind a value of one program.
 
-`InheritedErrors` finds it among those before it, and which error a value has of its own. `ValuesBehind` tells whether
-what is computed next from both values of a pair agrees.
+`InheritedErrors` finds it among those before it, and which error a value has of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
-from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, inverted
-from gradscope.naming import ACTIVATION, is_gradient, split_key
+from gradscope.naming import is_gradient, split_key
 
 #: The relative error of a loss, and of a gradient, that only rounding makes.
 EXACT: Final = 5e-6
@@ -163,59 +161,3 @@ class InheritedErrors:
     def drop(self, key: str) -> None:
         """Forgets the error of a value that is no pair: those behind it inherit what it is computed from has."""
         self.known.pop(self._source.resolve(key), None)
-
-
-class ValuesBehind:
-    """ValuesBehind knows whether what is computed next from values agrees, but for errors that are made elsewhere.
-
-    Args:
-        dumps: The dumps.
-        pairing: Their pairing.
-        rows: The rows of the pairs, by the reference's keys.
-    """
-
-    def __init__(self, dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> None:
-        self._dumps = dumps
-        values = [match for match in pairing.matched if split_key(match.ref)[0] == ACTIVATION]
-        same = {match.ref: rows[match.ref].status == "same" for match in values}
-        of_cand = {dumps.cand.resolve(key): same[each.ref] for each in values for key in each.recipe.keys}
-        self._sides = (
-            _Next(dumps.ref, {dumps.ref.resolve(each.ref): same[each.ref] for each in values}),
-            _Next(dumps.cand, of_cand),
-        )
-
-    def agrees(self, match: Match) -> bool:
-        """Returns whether all that is computed next from both values of a pair agrees, and there is any.
-
-        As in a residual stream, some of it may be computed from another value, too, in which an error begins. That the
-        pair differs, too, would be a second fault.
-
-        Args:
-            match: The pair.
-        """
-        keys = [self._dumps.ref.resolve(match.ref)], [self._dumps.cand.resolve(key) for key in match.recipe.keys]
-        return all(side.agrees(own) for own, side in zip(keys, self._sides, strict=True))
-
-
-class _Next:
-    """_Next knows the same of one program.
-
-    Args:
-        source: The program's dump.
-        same: Whether each value is the same in the other program, by the keys of owners.
-    """
-
-    def __init__(self, source: DumpSource, same: Mapping[str, bool]) -> None:
-        sources = forward_sources(source)
-        self._same, self._read = same, NearestKeys(sources, same)
-        self._readers = NearestKeys(inverted(sources), same)
-
-    def agrees(self, keys: Collection[str]) -> bool:
-        """Returns whether what is computed next from values agrees, but for errors that begin in others."""
-        readers = [each for key in keys for each in self._readers.behind(key)]
-        differing = [each for each in readers if not self._same[each]]
-        return len(differing) < len(readers) and all(self._has_other_error(each, keys) for each in differing)
-
-    def _has_other_error(self, reader: str, keys: Collection[str]) -> bool:
-        others = (each for each in self._read.behind(reader) if each not in keys and not self._same[each])
-        return any((read := self._read.behind(each)) and all(map(self._same.__getitem__, read)) for each in others)
