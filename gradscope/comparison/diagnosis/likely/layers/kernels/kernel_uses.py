@@ -235,17 +235,20 @@ class KernelSearch:
         kernels = self.kernels(elements)
         products, count = sampled.products(kernels, form.kernel.shape[:-2], places, padding), len(self._flips)
         products = products.reshape(-1, products.shape[-1])
-        for (words, function), bias in itertools.product(_FUNCTIONS.items(), (None, *self.biases)):
-            sums = products if bias is None else products + self.biases[bias][elements[-1]]
-            for found in np.flatnonzero(np.linalg.norm(function(sums) - expected, axis=1) <= limit):
-                flipped = tuple(sorted(form.axes[axis] for axis in self._flips[int(found) % count]))
+        added = dict[int | None, Array]({None: np.zeros(len(expected))})
+        added |= {at: bias[elements[-1]] for at, bias in self.biases.items()}
+        sums, biases = products + np.stack([*added.values()])[:, None], [*added]
+        for words, function in _FUNCTIONS.items():
+            errors = np.square(function(sums) - expected).sum(-1)
+            for at, found in np.argwhere(errors <= limit**2).tolist():
+                flipped = tuple(sorted(form.axes[axis] for axis in self._flips[found % count]))
                 yield KernelUse(
                     axes=form.axes,
                     flipped=flipped,
                     space=form.space,
-                    places=places[int(found) // count],
+                    places=places[found // count],
                     padding=padding,
-                    bias=bias,
+                    bias=biases[at],
                     function=words,
                 )
 
