@@ -3,6 +3,7 @@
 Such a step has no counterpart to be compared with, and the next value that is compared differs. What is known decides
 between the steps and the layer of that value:
 
+- Where a layer reads other attentions of values that agree, no step is at fault (`attention_reads`).
 - A step with which replaced all that follows is what the other program has is at fault (`replaying`).
 - A layer that uses a parameter which differs, or which the other program does not use, is at fault.
 - A product of a kernel that both programs have is not, and neither is a part of the layer that differs.
@@ -32,6 +33,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_recognised,
     is_rescaled,
 )
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
 from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import replaced_read
@@ -69,9 +71,11 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     if divergence.forward is None:
         found = backward_suspects(dumps, rows, divergence.backward, blame)
         return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
-    if not blame.unpaired:
-        return replace(blame, unrecorded=_unrecorded(dumps, pairing, divergence.forward))
     with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
+        read = attention_read if blame.unpaired else unrecorded_read
+        words = read(dumps, pairing, key_of(divergence.forward.family, divergence.forward.name))
+        if words or not blame.unpaired:
+            return replace(blame, unrecorded=words)
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
         found = left_out_among(dumps, pairing, found)
     cells = _Cells(dumps)

@@ -62,8 +62,20 @@ class ParameterNames:
         Args:
             layer: A layer of the program.
         """
+        return self._common(layer, layer.params)
+
+    def read_by(self, layer: Layer) -> frozenset[str]:
+        """Returns the common names of the parameters of other layers from which a layer computes its outputs.
+
+        Args:
+            layer: A layer of the program.
+        """
+        sources = map(split_key, layer.sources)
+        return self._common(layer, [name for family, name in sources if family == PARAM])
+
+    def _common(self, layer: Layer, params: Iterable[str]) -> frozenset[str]:
         iterations = {(number, self._counts[loop]) for loop, number in iterations_around(layer.path)}
-        return frozenset(name for param in layer.params for name in self._names(param, iterations))
+        return frozenset(name for param in params for name in self._names(param, iterations))
 
     def _names(self, param: str, iterations: Collection[tuple[int | None, int]]) -> list[str]:
         slices = self._slices.get(param, (_Slice(name=param),))

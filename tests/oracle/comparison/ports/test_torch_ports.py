@@ -1116,3 +1116,38 @@ def test_a_module_that_returns_what_it_reads_has_flattened_nothing(axes: tuple[i
         found = gs.compare(reference, gs.capture(loss, state, x.numpy().transpose(0, 2, 3, 1), origins=False))
     assert named_first(found) == {"flatten"}, found.sentence
     assert found.blame.suspects or "it flattens the axes [1, 2, 3] of `conv`" in found.sentence
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0])
+def test_the_outputs_of_a_model_are_paired_by_the_embedding_that_they_are_computed_with(scale: float) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(7, 8), nn.LayerNorm(8)
+
+        def forward(self, tokens: Any) -> Any:
+            return nn.functional.linear(self.norm(self.embed(tokens)) * 0.25, self.embed.weight)
+
+    torch.manual_seed(0)
+    module, tokens = Tied().eval(), torch.arange(20).reshape(4, 5) % 7
+    state = {name: value.detach().numpy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("Model"):
+            with jax.named_scope("shared"):
+                x = weights["embed.weight"][tokens]
+            with jax.named_scope("LayerNorm_0"):
+                x = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+                x = x * weights["norm.weight"] + weights["norm.bias"]
+            x = x * scale
+            with jax.named_scope("attend"):
+                y = x @ weights["embed.weight"].T
+        return jnp.square(jax.nn.log_softmax(y)).mean()
+
+    reference = capture(module, lambda y: y.log_softmax(-1).square().mean(), tokens)
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, state, tokens.numpy().astype(np.int32), origins=False))
+    assert bool(found) is (scale == 0.25), found.sentence
+    if scale != 0.25:
+        assert "first differs at `Tied` (" in found.sentence
+        assert "it is 4 times the reference's" in found.sentence

@@ -61,7 +61,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].turned() or sides[0].terms() or sides[0].powers(sides[1])
-    found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
+    found = found or attention_read(dumps, pairing, key) or sequence_read(dumps, pairing, match)
     found = found or rows_read(dumps, pairing, match)
     if found or any(side.looks_up() for side in sides):
         return found

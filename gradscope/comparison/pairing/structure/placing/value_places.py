@@ -17,7 +17,8 @@ from gradscope.naming.paths import without_iterations
 class Place:
     """Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
 
-    Those of the layers that read it are in `read_with`.
+    Where no layer around it has any, the latter are those of other layers that it is computed with, as the outputs of a
+    model with the weights of its embedding. Those of the layers that read it are in `read_with`.
     """
 
     params: frozenset[str] = frozenset()
@@ -41,7 +42,7 @@ def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place
         params = params_of[layer.path]
         for name in layer.outputs:
             made[name] = params  # a part comes after its composite, and is more exact
-            around[name] = params or around.get(name, params)
+            around[name] = params or around.get(name) or names.read_by(layer)
         if layer.path not in composites:
             for name in layer.inputs:
                 read.setdefault(name, set()).update(params)

@@ -80,11 +80,12 @@ class SummedReads:
         read = one.total if one is not None else read_by_cand
         if read is None:
             return "", False
-        if one is not None and other is not None and read_by_cand is not None:
+        # One program may have a name for the sum of which the other has the terms.
+        if one is not None and other is not None and read_by_cand is not None and not _agree(read, read_by_cand):
             own, its = one.words(_quoted), other.words(self._name)
             if own != its:
                 return f"reads {its}, and the reference {own}", False
-            if not _agree(read, read_by_cand) and _agree(np.sort(read, None), np.sort(read_by_cand, None)):
+            if _agree(np.sort(read, None), np.sort(read_by_cand, None)):
                 return f"reads {own} in another order than the reference", True
         return norm_difference(values, [(read, read if read_by_cand is None else read_by_cand), *params]), True
 

@@ -7,8 +7,9 @@ attention of each program has to make the output of the layer; then what differs
 makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`).
 
 Products of a kernel that only one of the programs has an entry for are those of the other, too, where what they are
-made of agrees. Where that program has the whole attention as one layer, as PyTorch's `MultiheadAttention`, the layer of
-the other that merges the heads shows which it is.
+made of agrees, and so is what only arranges a value that agrees, as a position bias. Where that program has the whole
+attention as one layer, as PyTorch's `MultiheadAttention`, the layer of the other that merges the heads shows which it
+is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
     Attention,
     Values,
@@ -58,14 +60,17 @@ _FEW: Final = 4
 _FEW_FEATURES: Final = 32
 
 
-def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
+def attention_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     """Returns which attentions a layer reads in both programs, in words; "" if not others.
 
     Args:
         dumps: The dumps.
         pairing: Their pairing.
-        match: The pair of the output of the layer.
+        key: The key of the output of the layer in the reference.
     """
+    match = next((each for each in pairing.matched if each.ref == key), None)
+    if match is None:
+        return ""
     return next((words for of_ref in (True, False) if (words := _told(dumps, pairing, match, of_ref=of_ref))), "")
 
 
@@ -84,8 +89,8 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
     dense = _dense(params) if len(params) == len(layer.params) else None
     if dense is None:
         return ""
-    products = _Products(source, pairs)
-    found = [(each, pair) for each in read if (pair := pairs.pair(each) or products.pair(each)) is not None]
+    made = _MadeOfAgreeing(source, pairs)
+    found = [(each, pair) for each in read if (pair := pairs.pair(each) or made.pair(each)) is not None]
     parts = attention_parts(found, output.own, dense[0].positions)
     if parts is None:
         return ""
@@ -210,8 +215,8 @@ def _beside(usual: Iterable[Attention], known: Attention, *, is_packed: bool, is
             yield from each.unusual(is_packed=is_packed, is_grouped=is_grouped)
 
 
-class _Products:
-    """`_Products` are the products of kernels that only one of the programs has an entry for.
+class _MadeOfAgreeing:
+    """`_MadeOfAgreeing` has what only one of the programs has an entry for, and both make of values that agree.
 
     Args:
         source: The dump of the program.
@@ -223,18 +228,21 @@ class _Products:
         self._makers, self._sources = makers_of(source.manifest.layers), sources_of(source.manifest.layers)
 
     def pair(self, key: str) -> Recovered | None:
-        """Returns a product of both programs; None where the other may have another, or none.
+        """Returns a product of a kernel in both programs, or a value that is arranged otherwise; None for any other.
 
         Args:
             key: Its key.
         """
         layer, value = self._makers.get(split_key(key)[1]), self._tensors.tensor(key)
-        if layer is None or value is None or not layer.params:
+        if layer is None or value is None:
             return None
         sources = (each for each in self._sources.get(key, ()) if each in self._known)
         read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
+        arranged = self._pairs.pair(read[0]) if len(read) == 1 else None
+        if arranged is not None and _agree(arranged) and have_same_elements(value, arranged.own):
+            return Recovered(value, value)
         made_of = [self._pairs.pair(each) for each in (*read, *(key_of(PARAM, name) for name in layer.params))]
-        known = read and all(pair is not None and _agree(pair) for pair in made_of)
+        known = read and layer.params and all(pair is not None and _agree(pair) for pair in made_of)
         return Recovered(value, value) if known and is_product(self._tensors, layer, key) else None
 
 

@@ -81,6 +81,26 @@ def test_no_sum_is_told_where_the_norm_reads_something_else() -> None:
     assert "it does not subtract the mean, and the reference does" in found.sentence
 
 
+def _stacked(*, of_port: bool, epsilon: float = 1e-5) -> Dump:
+    """A norm behind a residual block of which one program returns the sum, and the other one only the branch."""
+    embed, block, branch, norm = map(jax.named_scope, (*PORT[:1], "Block_0", *PORT[1:3]) if of_port else "ebfn")
+
+    def loss(weights: Any, x: Any) -> Any:
+        with embed:
+            x = x @ weights["embed"]
+        with block:
+            with branch:
+                y = jnp.sin(x) @ weights["branch"]
+            read = x + y if not of_port else y
+        x = read + x if of_port else read
+        with norm:
+            x = _normalised(x, epsilon, centred=True) * weights["scale"][None, None]
+        return jnp.square(jnp.tanh(x)).mean()
+
+    weights = {name: _WEIGHTS[name] for name in ("embed", "branch", "scale")}
+    return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
+
+
 def _joined(*, of_port: bool, first: int = 0) -> Dump:
     """A norm of two values that are joined in one order or the other, in a layer whose output has a name."""
     one, block, norm = map(jax.named_scope, ("Dense_0", "Block_0", "LayerNorm_0") if of_port else ("a", "b", "norm"))
@@ -103,3 +123,10 @@ def test_a_norm_that_reads_joined_values_in_another_order_is_told() -> None:
     assert gs.compare(reference, _joined(of_port=True)).verdict == "same"
     found = gs.compare(reference, _joined(of_port=True, first=1))
     assert "it reads `b` in another order than the reference" in found.sentence, found.sentence
+
+
+def test_a_sum_that_has_a_name_in_one_program_alone_is_the_sum_of_its_terms() -> None:
+    reference = _stacked(of_port=False)
+    assert gs.compare(reference, _stacked(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _stacked(of_port=True, epsilon=0.01))
+    assert "it adds 1.0e-2 to the variance, and the reference 1.0e-5" in found.sentence, found.sentence

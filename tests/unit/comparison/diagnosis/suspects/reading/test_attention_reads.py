@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -104,6 +105,40 @@ def test_few_attentions_are_computed_of_all_positions(monkeypatch: pytest.Monkey
     assert found.verdict == "different"
     assert "attention with" not in found.sentence
     assert 0 < len(whole) < 5
+
+
+@pytest.mark.parametrize("fault", ["", "no bias", "scale"])
+def test_a_position_bias_that_one_program_alone_has_a_name_for_is_no_fault(fault: str) -> None:
+    def dump(*, of_port: bool, fault: str = "") -> gs.Dump:
+        def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+            with jax.named_scope("table"):
+                table = kernels["table"][jnp.abs(jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH)[None])]
+            with jax.named_scope("biases") if not of_port else contextlib.nullcontext():
+                bias = table.transpose(2, 0, 1)[None] * 1.0
+            parts = []
+            for name in "qkv":
+                with jax.named_scope(f"Dense_{name}" if of_port else name):
+                    parts.append((batch["x"] @ kernels[name]).reshape(EXAMPLES, LENGTH, 2, -1))
+            q, k, v = parts
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (1 / math.sqrt(3) if fault == "scale" else 1.0)
+            shares = jax.nn.softmax(scores + jnp.broadcast_to(bias * float(fault != "no bias"), scores.shape))
+            x = jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(batch["x"].shape)
+            with jax.named_scope("Dense_o" if of_port else "o"):
+                x = x @ kernels["o"]
+            return jnp.square(x).mean()
+
+        return gs.capture(loss, KERNELS | {"table": drawn(5, LENGTH, 2)}, BATCH, origins=False)
+
+    found = gs.compare(dump(of_port=False), dump(of_port=True, fault=fault))
+    assert bool(found) is (not fault), found.sentence
+    if fault == "no bias":
+        words = "an attention with `biases` as the position bias, and in the candidate with no position bias"
+        assert "first differs at `o` (" in found.sentence
+        assert f", which reads {words}." in found.sentence
+    elif fault:
+        assert ", which reads an attention with scores times 1.0, and in the candidate with scores times 0.58." in (
+            found.sentence
+        )
 
 
 @pytest.mark.parametrize("packed", [False, True])
