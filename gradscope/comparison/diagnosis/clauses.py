@@ -67,7 +67,7 @@ OF_SLICES: Final = "is of the slices "
 OF_KERNEL: Final = "its kernel"
 
 #: The largest number of names in one clause.
-_SOME: Final = 3
+MOST_NAMES: Final = 3
 
 
 def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
@@ -90,8 +90,8 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     moved = any(REORDER in row.made_by or row.made_by.startswith(f"{FLIP} ") for row in found)
     if shown and len(found) < len(own) and not moved:
         return []
-    names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
-    more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
+    names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:MOST_NAMES]]
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     what, plural = f"{', '.join(names)}{more}", len(found) > 1
     if len(found) < len(own):
         verb = "are" if plural else "is"
@@ -103,7 +103,7 @@ def unproven(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns a clause about inputs whose layout nothing but their own values shows, as of an image on its side."""
     found = [f"{quoted(row.name)} ({row.made_by})" for row in rows if row.why == UNPROVEN]
     which = "which no parameter has, and may be the cause"
-    return [f"the same input in another layout, {which}: {', '.join(found[:_SOME])}"] if found else []
+    return [f"the same input in another layout, {which}: {', '.join(found[:MOST_NAMES])}"] if found else []
 
 
 def reordered(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -136,7 +136,7 @@ def different_values_given(rows: Sequence[ComparisonRow]) -> str:
 
 def _likely(rows: Sequence[ComparisonRow]) -> str:
     """Returns what explains the first of some rows that are named, where something does."""
-    known = [row for row in rows[:_SOME] if row.likely]
+    known = [row for row in rows[:MOST_NAMES] if row.likely]
     return "".join(f"; {'it' if len(rows) == 1 else quoted(row.name)} {row.likely}" for row in known[:1])
 
 
@@ -156,7 +156,7 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
     if own := sum(others[each] for each in _GRADIENTS):
-        names = f", of {some_of(additional)}" if own <= _SOME else ""
+        names = f", of {some_of(additional)}" if own <= MOST_NAMES else ""
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
     rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
     return [*parts, *rest, *_unreached(rows), *_creeping(rows, divergence)]
@@ -281,5 +281,5 @@ def quoted(name: str) -> str:
 
 def some_of(names: Sequence[str]) -> str:
     """Returns the first names in quotes, and the number of the others."""
-    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
-    return ", ".join(map(quoted, names[:_SOME])) + more
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(map(quoted, names[:MOST_NAMES])) + more

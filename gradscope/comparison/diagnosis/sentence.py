@@ -9,6 +9,7 @@ from typing import Final
 
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.clauses import (
+    MOST_NAMES,
     given,
     kept_alone,
     one_sided,
@@ -29,7 +30,7 @@ from gradscope.comparison.diagnosis.same_sentence import of_products
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
-from gradscope.naming.paths import without_occurrence
+from gradscope.naming.paths import loops_around, without_occurrence
 from gradscope.naming.wording import brief, times
 
 #: How many times the tolerance an error may be that calibration would settle.
@@ -154,11 +155,23 @@ def _alone(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
-    """Returns the names of rows by the side that has them, that of the first row first."""
+    """Returns the names of rows by the side that has them, that of the first row first.
+
+    Of many, as of the steps of a loop which the other program has as one layer, the side with fewer comes first.
+    """
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault("reference" if row.status == "missing" else "candidate", []).append(row.name)
-    return list(names.items())
+    sides = sorted(names.items(), key=lambda side: len(side[1]) > MOST_NAMES)
+    return [(side, _with_whole_loops(own)) for side, own in sides]
+
+
+def _with_whole_loops(names: Sequence[str]) -> list[str]:
+    """Returns names, those of the iterations of a loop as one where there are many: `cell[*]`."""
+    if len(names) <= MOST_NAMES:
+        return [*names]
+    loops = [(name, next(loops_around(name), None)) for name in names]
+    return [*dict.fromkeys(name if loop is None else f"{loop}[*]" for name, loop in loops)]
 
 
 def _what(rows: Sequence[ComparisonRow]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis import sentence
 
 _draw = np.random.default_rng(43).normal
 NAMES = ("first", "second", "last")
@@ -142,3 +144,13 @@ def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
     found = gs.compare(captured(1.0, "model"), captured(1.5, "")).sentence
     assert "Forward first differs at `model` (rel_l2 0.50)" in found
     assert "grows from rounding" not in found
+
+
+def test_of_many_steps_the_side_with_fewer_comes_first_and_a_loop_is_one_name() -> None:
+    def rows(status: str, *names: str) -> list[Any]:
+        return [SimpleNamespace(name=name, status=status) for name in names]
+
+    steps = rows("extra", *(f"cell[{at}]/{name}" for at in range(3) for name in ("read", "state")), "flipped")
+    layer = rows("missing", "gru.1")
+    assert sentence._by_side([*steps, *layer]) == [("reference", ["gru.1"]), ("candidate", ["cell[*]", "flipped"])]
+    assert sentence._by_side([*steps[:2], *layer])[0] == ("candidate", ["cell[0]/read", "cell[0]/state"])

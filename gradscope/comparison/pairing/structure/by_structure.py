@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, siblings
 from gradscope.comparison.pairing.structure.placing.identities import without_identities
+from gradscope.comparison.pairing.structure.placing.numbered_outputs import with_nearest_outputs
 from gradscope.comparison.pairing.structure.placing.only_users import only_users
 from gradscope.comparison.pairing.structure.placing.place_rating import SIZE, PlaceRating, parameter_rating
 from gradscope.comparison.pairing.structure.placing.value_places import index_of
@@ -36,6 +37,7 @@ def by_structure(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     in_order = without_identities(
         dumps, paired, list(_aligned(dumps, paired, ACTIVATION, PlaceRating(dumps, paired).of))
     )
+    in_order = with_nearest_outputs(dumps, in_order)
     yield from in_order
     yield from (Match.of(*keys, "order") for keys in only_users(dumps, paired.with_matches(in_order)))
 

@@ -57,3 +57,41 @@ def test_an_output_of_another_size_is_no_counterpart_of_one_of_several() -> None
     assert not found
     assert not any(row.why.startswith("the shape is") for row in found.rows), found.sentence
     assert "Forward first differs at `rnn.0`" in found.sentence, found.sentence
+
+
+def _cell(*, of_port: bool, fault: str = "") -> Dump:
+    """A cell in a loop over steps that returns `(h, c)`, or `(c, h)` as a port has it."""
+    names = ("LSTM_0", "Dense_0") if of_port else ("cell", "out")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        h = c = jnp.zeros((4, 5))
+        for step in range(3):
+            with jax.named_scope(names[0]):
+                a, b = jnp.split(x[:, step] @ weights["forth"], [5], -1)[0], h @ weights["state"]
+                gate = jax.nn.sigmoid(a + b + (1.0 if fault == "gate" else 0.0))
+                c = gate * c + (1 - gate) * 3 * jnp.tanh(a - b)
+                h = jnp.tanh(c) * 0.5
+                h, c = (
+                    jax.lax.optimization_barrier((h, c)) if not of_port else jax.lax.optimization_barrier((c, h))[::-1]
+                )
+            with jax.named_scope(names[1]):
+                y = h @ weights["last"]
+        return jnp.square(y).mean() + 0.0 * c.sum()
+
+    weights = {"forth": FORTH * 2, "state": _draw_of(3, 5, 5), "last": _draw_of(4, 5, 2)}
+    return gs.capture(loss, weights, {"x": TOKENS}, origins=False)
+
+
+def _draw_of(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_the_numbered_outputs_of_a_cell_are_paired_by_their_values_where_all_differ() -> None:
+    reference = _cell(of_port=False)
+    for fault in ("", "gate"):
+        found = gs.compare(reference, _cell(of_port=True, fault=fault))
+        assert bool(found) is (not fault), found.sentence
+        pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation" and "cell" in row.name}
+        calls = ("", "#2", "#3")
+        assert pairs == {f"cell{n}.{at}": f"LSTM_0{n}.{1 - at}" for n in calls for at in (0, 1)}, found.sentence
