@@ -17,7 +17,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.comparison.diagnosis.clauses import OF_SLICES
+from gradscope.comparison.diagnosis.clauses import MOST_NAMES, OF_ROWS, OF_SLICES
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
@@ -109,7 +109,7 @@ def _diagnosis(
         return found
     if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
         return found
-    if row.family == PARAM_GRAD and (found := _other_slices(dumps, match)):
+    if row.family == PARAM_GRAD and (found := _other_slices(dumps, match) or _other_rows(dumps, match, row)):
         return found
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
@@ -149,17 +149,41 @@ def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
 
 def _other_slices(dumps: Dumps, match: Match) -> str:
     """Returns of which slices of a stack that loops read the gradient is, where those are others; "" where not."""
-    sides = ((dumps.ref, (match.ref,)), (dumps.cand, match.recipe.keys))
-    if len(match.recipe.keys) > 1 or not all(source.has_tensor(key) for source, keys in sides for key in keys):
+    if (arrays := _stacked(dumps, match)) is None:
         return ""
-    arrays = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
-    if arrays[0].nbytes > _READ_AGAIN_BYTES or arrays[0].ndim < 2 or arrays[0].shape != arrays[1].shape:
-        return ""
-    read, its = (np.flatnonzero(each.reshape(len(each), -1).any(1)).tolist() for each in arrays)
+    read, its = (np.flatnonzero(each.any(1)).tolist() for each in arrays)
     counts = _iterations(dumps.ref, match.ref), _iterations(dumps.cand, match.cand)
     if read == its or (len(read), len(its)) != counts or min(counts) < 2:
         return ""
     return f"{OF_SLICES}{its} alone, and the reference's of {read}"
+
+
+def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
+    """Returns for which rows of a table one program alone has a gradient, where all others agree; "" for none."""
+    if (arrays := _stacked(dumps, match)) is None or row.tolerance is None:
+        return ""
+    ref, cand = arrays
+    of_one = ref.any(1) != cand.any(1)
+    rows, both = np.flatnonzero(of_one).tolist(), np.where(of_one[:, None], 0, ref)
+    if not rows or np.linalg.norm(np.where(of_one[:, None], 0, cand) - both) > row.tolerance * np.linalg.norm(both):
+        return ""
+    has_more = cand[of_one].any(1)
+    if has_more.any() != has_more.all():
+        return ""
+    which = [*map(str, rows[:MOST_NAMES]), *(["..."] if len(rows) > MOST_NAMES else [])]
+    whose = "the reference has none" if has_more.all() else "it has none"
+    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose} (as of PyTorch's `padding_idx`)"
+
+
+def _stacked(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
+    """Returns both tensors of a pair in one layout, each as a row for each slice along its first axis, or None."""
+    sides = ((dumps.ref, (match.ref,)), (dumps.cand, match.recipe.keys))
+    if len(match.recipe.keys) > 1 or not all(source.has_tensor(key) for source, keys in sides for key in keys):
+        return None
+    ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    if ref.nbytes > _READ_AGAIN_BYTES or ref.ndim < 2 or ref.shape != cand.shape:
+        return None
+    return ref.reshape(len(ref), -1), cand.reshape(len(cand), -1)
 
 
 def _iterations(source: DumpSource, gradient: str) -> int:

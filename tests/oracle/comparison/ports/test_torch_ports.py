@@ -1151,3 +1151,24 @@ def test_the_outputs_of_a_model_are_paired_by_the_embedding_that_they_are_comput
     if scale != 0.25:
         assert "first differs at `Tied` (" in found.sentence
         assert "it is 4 times the reference's" in found.sentence
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_rows_of_a_table_are_told_for_which_one_program_alone_has_a_gradient(padded: bool) -> None:
+    torch.manual_seed(0)
+    module, tokens = nn.Embedding(7, 8, padding_idx=2), torch.arange(20).reshape(4, 5) % 7
+    table = {"table": module.weight.detach().numpy().copy() + 0.5}
+    module.load_state_dict({"weight": torch.from_numpy(table["table"])})
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = weights["table"][tokens]
+        x = jnp.where((tokens == 2)[..., None], jax.lax.stop_gradient(x), x) if padded else x
+        return jnp.sin(x).mean()
+
+    reference = capture(module, lambda x: x.sin().mean(), tokens)
+    found = gs.compare(reference, gs.capture(loss, table, tokens.numpy().astype(np.int32), origins=False))
+    assert bool(found) is padded, found.sentence
+    if not padded:
+        words = "differs in the rows [2] alone, for which the reference has none (as of PyTorch's `padding_idx`)"
+        assert f"; the gradient of `weight` {words}" in found.sentence
