@@ -75,6 +75,8 @@ def _of_sizes(rows: Sequence[ComparisonRow], batches: DifferentBatches) -> str:
 def _of_rows(
     rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None, *, apart: bool
 ) -> str:
+    if losses is not None and losses.at_loss:
+        divergence = replace(divergence, forward=None)
     rest = [
         *_new_errors(rows, divergence, blame),
         *others(rows, divergence, blame),

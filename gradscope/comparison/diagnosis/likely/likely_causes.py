@@ -100,7 +100,7 @@ def _diagnosis(
     """
     one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
     if match.recipe.plain and one.shape != other.shape:
-        return _other_shape(one.shape, other.shape)
+        return "" if one.absent or other.absent else _other_shape(one.shape, other.shape)
     if row.family in STORED:
         found = stored.words(match, row.tolerance or 0.0) or (_other_order(dumps, match) if match.recipe.plain else "")
         if found:

@@ -28,7 +28,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.errors import MissingKeyError
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of, split_key
 
 #: A factor that is nearer to one than this is no other reduction.
 _LEAST_FACTOR: Final = 1e-3
@@ -55,7 +55,7 @@ class LossDifference:
             from agrees; None where that is not so.
         reduction: What such a factor is, in words, where the shapes of the batch have it; else "".
         in_rows: Whether a row has both losses, as the first value that differs.
-        at_loss: Whether all values that are compared agree, so that the loss is the first that differs.
+        at_loss: Whether all values that the loss may be computed from agree, so that it is the first that differs.
         alone: The rows without a counterpart from which only the loss is computed; empty where others differ, too.
         parts: How many times the candidate counts each part of the batch, where it has parts that do not count alike.
     """
@@ -136,6 +136,8 @@ def loss_difference(
     if losses_agree(ref, cand, limit):
         return None
     forward = first_divergence(rows).forward
+    if forward is not None and forward.family == AUX:
+        forward = None  # auxiliary outputs, as running statistics, are beside the loss and not before it
     of_loss = forward is not None and _is_loss(dumps, forward)
     ratio = cand / ref if ref else 0.0
     factor = ratio if ratio and math.isfinite(ratio) else 1.0  # no loss is a multiple of another that is zero

@@ -1172,3 +1172,22 @@ def test_the_rows_of_a_table_are_told_for_which_one_program_alone_has_a_gradient
     if not padded:
         words = "differs in the rows [2] alone, for which the reference has none (as of PyTorch's `padding_idx`)"
         assert f"; the gradient of `weight` {words}" in found.sentence
+
+
+def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), torch.randn(4, 3, 5, 6)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, x: Any) -> Any:
+        for at in "01":
+            with jax.named_scope(f"conv_{at}"):
+                x = jnp.einsum("nhwi,oi->nhwo", x, weights[f"{at}.weight"][..., 0, 0]) + weights[f"{at}.bias"]
+            x = jax.lax.stop_gradient(x) if at == "0" else x
+        return jnp.square(x).mean()
+
+    reference = capture(module, lambda y: y.square().mean(), x)
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, state, x.numpy().transpose(0, 2, 3, 1), origins=False))
+    assert found.verdict == "different"
+    assert not [row.likely for row in found.rows if "axes in another order" in row.likely]

@@ -177,3 +177,20 @@ def test_gradients_that_are_larger_by_several_factors_are_of_no_other_reduction(
     found = gs.compare(_residual(1.0, "float32"), _residual(1.01, "bfloat16"))
     assert found.verdict == "different"
     assert "reduced otherwise" not in found.sentence, found.sentence
+
+
+def test_a_loss_that_differs_comes_before_auxiliary_outputs() -> None:
+    def captured(*, smooth: float = 1.0, divisor: float = 8.0) -> gs.Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("dense"):
+                y = batch["x"] @ weights["kernel"]
+            return jnp.log(smooth + jnp.square(y).mean()), {"var": jnp.square(y - y.mean()).sum() / divisor}
+
+        batch = {"x": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)}
+        weights = {"kernel": np.random.default_rng(1).normal(size=(3, 1)).astype(np.float32)}
+        return gs.capture(loss, weights, batch)
+
+    found = gs.compare(captured(), captured(smooth=1.1, divisor=7.0)).sentence
+    assert found.startswith("Forward first differs at the loss ("), found
+    assert "1 auxiliary output differs" in found
+    assert gs.compare(captured(), captured(divisor=7.0)).sentence.startswith("Forward first differs at `var` (")
