@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ from gradscope.tracing.data.checkpoint_folders import choice_note
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
-from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
+from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
+from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.leaves import Leaf, variable_leaves
 
@@ -133,9 +134,11 @@ class _File:
         if self.found.rivals and not self._holds_any():
             self._require_fitting({})
         for collection, rivals in self.found.rivals.items():
-            prefixes = ["/".join(each) for each in (self.found.homes[collection].prefix, *rivals)]
-            raise self._refused(f"{collection or 'its variables'} may be {' or '.join(map(printable, prefixes))}",
-                                rivals_hint(prefixes))  # fmt: skip
+            homes = [self.found.homes[collection], *rivals]
+            which = " or ".join(map(place_of, homes))
+            find = partial(find_variables, list(self.variables), list(self.variables.values()))
+            raise self._refused(f"{collection or 'its variables'} may be {which}",
+                                rivals_hint(homes, list(self.tensors), find, ruled=self._is_ruled))  # fmt: skip
         exact = {path for path, name in self._names.items() if self.tensors[name].exact}
         known = {path: tuple(range(len(self.tensors[self._names[path]].shape))) for path in exact}
         axes, undecided = infer_axes(each for path, each in self._stored.items() if path not in exact)
@@ -183,9 +186,8 @@ class _File:
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
-            ruled = any(each.origin != name for name, each in self.tensors.items())
-            unmatched = Unmatched(lacking=lacking, extra=extra, found=self._names, prefix=self._prefix(), ruled=ruled,
-                                  keeps=self.kept is not None)  # fmt: skip
+            unmatched = Unmatched(lacking=lacking, extra=extra, found=self._names, prefix=self._prefix(),
+                                  ruled=self._is_ruled, keeps=self.kept is not None)  # fmt: skip
             if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
                 raise self._refused("; ".join(problems), hint)
@@ -230,6 +232,11 @@ class _File:
 
     def _refused(self, problem: str, hint: str | None) -> DumpError:
         return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)
+
+    @property
+    def _is_ruled(self) -> bool:
+        """Whether the user's rules have renamed a tensor."""
+        return any(each.origin != name for name, each in self.tensors.items())
 
     @cached_property
     def _names(self) -> dict[str, str]:

@@ -28,7 +28,8 @@ _MOST_LINES: Final = 48
 _MOST: Final = 12
 _MOST_PATTERNS: Final = 4
 
-_KEY_MAP: Final = (
+#: What a key map is.
+KEY_MAP: Final = (
     "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
     "order to every name, and a name that becomes empty is left out"
 )
@@ -72,7 +73,7 @@ def key_map_hint(unmatched: Unmatched) -> str:
     where = "Behind those that you have" if unmatched.ruled else "For this file"
     proposal = "\n".join([f". {where}, the lines may be", *shown]) if lines else ""
     if len(pairs) == len(lacking):
-        return f"{_KEY_MAP}{proposal}"
+        return f"{KEY_MAP}{proposal}"
     taken = {*pairs.values()}
     theirs, ours = (
         _listed(name for name in extra if name not in taken),
@@ -82,7 +83,7 @@ def key_map_hint(unmatched: Unmatched) -> str:
     names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
     stacks = unstacking_rules(lacking, {name: extra[name] for name in extra if name not in taken})
     rules = f"; for this file, the lines may be\n{stacks}" if stacks and not prefix else ""
-    return f"{_KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
+    return f"{KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
 
 
 def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -> str:
@@ -106,12 +107,6 @@ def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -
             f"  steps = {written[0]}" + (f"  # or {' or '.join(others)}" if others else ""),
         ]
     )
-
-
-def rivals_hint(prefixes: Sequence[str]) -> str:
-    """Returns how to leave all but one of several places out."""
-    lines = [f"  ^{re.escape(prefix)}[/.].* ->" for prefix in prefixes[1:]]
-    return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
 
 
 def other_hint(
