@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gradscope.naming import printable
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.mismatches import shortened
 from gradscope.tracing.data.variable_names import Matches
 from gradscope.tracing.leaves import Leaf

@@ -25,21 +25,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope import naming
 from gradscope.errors import DumpError
-from gradscope.frameworks.modules.adapter import RNGS
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
+from gradscope.tracing.data.absent_collections import absence_notes, absent_collections, is_random_key
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
-from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
-from gradscope.tracing.data.checkpoint_folders import choice_note
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor, open_checkpoint
+from gradscope.tracing.data.files.checkpoint_folders import choice_note
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
 from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
+from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables
 from gradscope.tracing.leaves import Leaf, variable_leaves
 
 
@@ -60,7 +59,7 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
     """Returns the variables of a checkpoint.
 
     Args:
-        request: The checkpoint, see `gradscope.tracing.data.checkpoint_files`, and what is done to its tensors.
+        request: The checkpoint, see `gradscope.tracing.data.files.checkpoint_files`, and what is done to its tensors.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `init` would return.
         make: Returns `init`'s variables; called where the checkpoint lacks random keys.
 
@@ -165,9 +164,7 @@ class _File:
             clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
         if clauses:
             yield f"{printable(self.path.name)}: {'; '.join(clauses)}"
-        for collection, count in self._absent.items():
-            tensors = f"{count:,} tensors are" if count > 1 else "one tensor is"
-            yield f"{printable(self.path.name)} has no {collection}: its {tensors} as init makes them"
+        yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
             names = ", ".join(shortened([printable(self._stored[path].name) for path in paths]))
             yield f"axes put into the order {list(order)}: {names}"
@@ -175,7 +172,7 @@ class _File:
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
         left_out = unsaved_counts(self.variables.keys() - self._names.keys(), self.tensors)
         needed = {path: leaf for path, leaf in self.variables.items()
-                  if path in self._names or not (_is_random_key(leaf) or path in left_out)}  # fmt: skip
+                  if path in self._names or not (is_random_key(leaf) or path in left_out)}  # fmt: skip
         fitting = {
             path: self.tensors[name].in_order(axes[path]) if path in axes else self.tensors[name]
             for path, name in self._names.items()
@@ -195,17 +192,8 @@ class _File:
 
     @cached_property
     def _absent(self) -> Mapping[str, int]:
-        """How many variables the collections have that the file has nothing of, as where parameters alone were saved.
-
-        There are none where the file has anything left that could be they, or lacks a parameter.
-        """
-        counts = Counter(self._within(path) for path, leaf in self.variables.items()
-                         if leaf.family == naming.STATE and not _is_random_key(leaf))  # fmt: skip
-        found = set(map(self._within, self._names))
-        lacks = any(path not in self._names for path, leaf in self.variables.items() if leaf.family != naming.STATE)
-        if lacks or any(self.tensors[name].shape and not is_of_optimizer(name) for name in self._left):
-            return {}
-        return {collection: count for collection, count in counts.items() if collection not in found}
+        """How many variables the collections have that the file has nothing of."""
+        return absent_collections(self.variables, self._names, {name: self.tensors[name] for name in self._left})
 
     def _within(self, path: str) -> str:
         """Returns the collection of a variable."""
@@ -270,7 +258,7 @@ def _in_order(positions: Iterable[int], tensors: Mapping[str, SavedTensor]) -> M
 def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
     """Returns the matches without random keys that a framework has written as the integers that they are made of."""
     names = tuple(
-        None if name is not None and _is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
+        None if name is not None and is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
         for name, leaf in zip(found.names, leaves, strict=True)
     )
     return replace(found, names=names)
@@ -281,11 +269,6 @@ def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes) -> Any:
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return array.transpose(axes)
     return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
-
-
-def _is_random_key(leaf: Leaf) -> bool:
-    """Returns whether a variable is a module's random key, which few checkpoints contain."""
-    return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
 
 
 def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from gradscope.errors import DumpError
 from gradscope.frameworks.detect import own_format_of
 from gradscope.frameworks.modules.adapter import Described, OwnFormat
 from gradscope.naming import printable
-from gradscope.tracing.data.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.mismatches import mismatches
 from gradscope.tracing.loading.model import Restored
 

@@ -12,7 +12,7 @@ from gradscope import naming
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import Selection, printable
 from gradscope.naming.selecting.patterns import Pattern
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.leaves import Leaf
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope.naming import printable
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.variable_names import Matches, components
 
 #: The last words of the counts of PyTorch and of Equinox.

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, GradscopeError, MachineError, UsageError
-from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from gradscope.tracing.data.single_tensors import tensor_from_file
@@ -167,6 +167,17 @@ def test_a_file_of_parameters_alone_is_taken_and_says_what_is_as_init_makes_it(t
     np.testing.assert_array_equal(found.variables["params"]["head"]["kernel"], VARIABLES["params"]["head"]["kernel"])
     assert not found.variables["batch_stats"]["norm"]["mean"].any()
     assert found.notes[-1] == "saved.npz has no batch_stats: its one tensor is as init makes them"
+
+
+@pytest.mark.parametrize(("rest", "has"), [([], "no"), (["opt_state/1/trace/half", "opt_state/1/count"], "another")])
+def test_the_state_of_another_optimizer_is_not_said_to_lack(rest: list[str], has: str, tmp_path: Path) -> None:
+    tree = {**VARIABLES, "opt_state": [np.zeros(3, np.float32), np.zeros((3, 2), np.float32)]}
+    np.savez(tmp_path / "saved.npz", **flat(), **{name: np.ones(3, np.float32) for name in rest})
+    found = load(tmp_path / "saved.npz", expected=shapes(tree), init=lambda: tree)
+    whose = {"no": "its", "another": "the model's"}[has]
+    assert found.notes[-1] == f"saved.npz has {has} opt_state: {whose} 2 tensors are as init makes them"
+    assert len(found.notes) == (2 if rest else 1)
+    assert not any(each.any() for each in found.variables["opt_state"])
 
 
 @pytest.mark.parametrize("changed", ["norm/running_mean", "params/half"])
