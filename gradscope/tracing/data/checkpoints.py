@@ -170,7 +170,7 @@ class _File:
             yield f"axes put into the order {list(order)}: {names}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
-        left_out = unsaved_counts(self.variables.keys() - self._names.keys(), self.tensors)
+        left_out = unsaved_counts(self.variables, self.variables.keys() - self._names.keys(), self.tensors)
         needed = {path: leaf for path, leaf in self.variables.items()
                   if path in self._names or not (is_random_key(leaf) or path in left_out)}  # fmt: skip
         fitting = {
