@@ -36,7 +36,8 @@ def kind_of(path: Path) -> str:
         return "flax"
     if path.suffix in _OURS or not path.is_file():
         return ""
-    return "torch" if path.suffix in _TORCH else _kind_of_content(path)
+    found = _kind_of_content(path)
+    return "torch" if path.suffix in _TORCH else found
 
 
 def _kind_of_content(path: Path) -> str:

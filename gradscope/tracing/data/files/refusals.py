@@ -12,6 +12,10 @@ _KERAS: Final = (".keras", ".h5")
 _KERAS_WEIGHTS: Final = ".weights.h5"
 
 
+#: How the name of an index ends that names PyTorch's files.
+_TORCH_INDEX: Final = ".bin.index.json"
+
+
 def refusal_of(path: Path, kind: str) -> DumpError | None:
     """Returns the error of a file that is not read; None for another.
 
@@ -21,6 +25,8 @@ def refusal_of(path: Path, kind: str) -> DumpError | None:
     """
     if path.suffix in _KERAS:
         return _keras_error(path)
+    if path.name.endswith(_TORCH_INDEX):
+        return _torch_index_error(path)
     return _pickle_error(path, kind) if kind in ("torch", "pickle") else None
 
 
@@ -30,9 +36,14 @@ def _pickle_error(path: Path, kind: str) -> DumpError:
         target = str(path.with_suffix(".safetensors"))
         return DumpError(
             f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
-            hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
-            f"save_file(torch.load({str(path)!r}, weights_only=True), {target!r}); where the file has more than a "
-            "model's tensors, add the name that these have in it behind torch.load(...), such as ['state_dict']",
+            hint="write its tensors as safetensors, in Python: import jax, torch; "
+            "from safetensors.torch import save_file; "
+            f"tree = torch.load({str(path)!r}, map_location='cpu', weights_only=True); "
+            "save_file({jax.tree_util.keystr(path, simple=True, separator='.'): each.contiguous().clone() "
+            "for path, each in jax.tree_util.tree_leaves_with_path(tree) if isinstance(each, torch.Tensor)}, "
+            f"{target!r})\n"
+            "where torch.load refuses it, it may have a whole module, whose code weights_only=False would run: "
+            "tree = torch.load(..., weights_only=False).state_dict(); of TorchScript, torch.jit.load(...).state_dict()",
         )
     return DumpError(
         f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
@@ -41,6 +52,20 @@ def _pickle_error(path: Path, kind: str) -> DumpError:
         f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
         "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
         "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
+    )
+
+
+def _torch_index_error(path: Path) -> DumpError:
+    """Returns the error of an index of PyTorch's files, with the Python that writes each of them as safetensors."""
+    files = str(path.parent / f"{path.name.removesuffix(_TORCH_INDEX)}*.bin")
+    return DumpError(
+        f"{printable(str(path))}: the files that it names are PyTorch's pickles, which are never read: they could run "
+        "any code",
+        hint="write their tensors as safetensors, in Python: import glob, torch; "
+        "from safetensors.torch import save_file; "
+        f"[save_file({{name: each.contiguous().clone() for name, each in torch.load(file, map_location='cpu', "
+        f"weights_only=True).items()}}, file[:-4] + '.safetensors') for file in glob.glob({files!r})]; then name "
+        f"the folder: {printable(str(path.parent))}",
     )
 
 

@@ -281,7 +281,44 @@ def test_a_file_of_torch_is_known_whatever_it_is_called(tmp_path: Path) -> None:
     for name in ("best.tar", "older"):
         with pytest.raises(DumpError, match="PyTorch's file is a pickle") as refused, open_checkpoint(tmp_path / name):
             pass
-        assert f"torch.load('{tmp_path / name}', weights_only=True)" in str(refused.value.hint)
+        assert f"torch.load('{tmp_path / name}', map_location='cpu', weights_only=True)" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("saved", ["all of a run", "tensors", "a module"])
+def test_the_lines_for_a_file_of_torch_write_its_tensors(saved: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is absent: its files were NOT rewritten")
+    pytest.importorskip("safetensors.torch", reason="safetensors is absent: files of torch were NOT rewritten")
+    module = torch.nn.Linear(3, 2)
+    tied = module.weight.T  # neither contiguous, nor apart from another
+    state = {"weight": module.weight.detach(), "tied": tied.detach(), "bias": module.bias.detach()}
+    whole = {"state_dict": state, "epoch": 3, "optimizer": torch.optim.Adam(module.parameters()).state_dict()}
+    torch.save({"all of a run": whole, "tensors": state, "a module": module}[saved], tmp_path / "saved.pt")
+    with pytest.raises(DumpError) as refused, open_checkpoint(tmp_path / "saved.pt"):
+        pass
+    line, other = str(refused.value.hint).partition("in Python: ")[2].split("\n")
+    if saved == "a module":
+        exec(line.replace("weights_only=True)", "weights_only=False).state_dict()"), {})
+        assert "weights_only=False).state_dict()" in other
+    else:
+        exec(line, {})
+    prefix = "state_dict." if saved == "all of a run" else ""
+    with open_checkpoint(tmp_path / "saved.safetensors") as tensors:
+        np.testing.assert_array_equal(tensors[f"{prefix}weight"].read(), module.weight.detach().numpy())
+        assert len(tensors) == {"a module": 2}.get(saved, 3)
+
+
+def test_an_index_of_files_of_torch_is_answered_with_how_to_write_others(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(DumpError, match="pickles, which are never read") as refused:
+        load(tmp_path / "pytorch_model.bin.index.json")
+    torch = pytest.importorskip("torch", reason="torch is absent: its files were NOT rewritten")
+    pytest.importorskip("safetensors.torch", reason="safetensors is absent: files of torch were NOT rewritten")
+    for part in (1, 2):
+        torch.save({f"w{part}": torch.ones(2, 3).T}, tmp_path / f"pytorch_model-0000{part}-of-00002.bin")
+    line = str(refused.value.hint).partition("in Python: ")[2].partition("; then name")[0]
+    exec(line, {})
+    with open_checkpoint(tmp_path) as tensors:
+        assert {*tensors} == {"w1", "w2"}
 
 
 def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path: Path) -> None:
@@ -289,9 +326,11 @@ def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path
     with pytest.raises(DumpError, match="never unpickled") as refused, open_checkpoint(tmp_path / "tree.npz"):
         pass
     line = str(refused.value.hint).partition("in Python: ")[2]
-    exec(line.replace("FILE", str(tmp_path / "tree")).replace("NEW", str(tmp_path / "new")), {})
-    with open_checkpoint(tmp_path / "new.npz") as tensors:
-        assert [*tensors] == ["params/layer/w"]
+    np.save(tmp_path / "tree.npy", np.array({"params": {"layer": {"w": np.ones(2)}}}, object), allow_pickle=True)
+    for name in ("tree.npz", "tree.npy"):
+        exec(line.replace("FILE", repr(str(tmp_path / name))).replace("NEW", str(tmp_path / "new")), {})
+        with open_checkpoint(tmp_path / "new.npz") as tensors:
+            assert [*tensors] == ["params/layer/w"]
 
 
 def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
