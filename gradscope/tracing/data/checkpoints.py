@@ -183,8 +183,15 @@ class _File:
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
-            unmatched = Unmatched(lacking=lacking, extra=extra, found=self._names, prefix=self._prefix(),
-                                  ruled=self._is_ruled, keeps=self.kept is not None)  # fmt: skip
+            unmatched = Unmatched(
+                lacking=lacking,
+                extra=extra,
+                found=self._names,
+                prefix=self._prefix(),
+                ruled=self._is_ruled,
+                keeps=self.kept is not None,
+                quantised=[path for path, each in fitting.items() if _is_coarser(each, needed[path])],
+            )
             if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
                 raise self._refused("; ".join(problems), hint)
@@ -271,6 +278,11 @@ def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
+def _is_coarser(saved: SavedTensor, leaf: Leaf) -> bool:
+    """Returns whether a tensor has whole numbers in place of fractions."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and saved.shape != () and saved.dtype.startswith(("int", "uint"))
+
+
 def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterator[str]:
     kept = Counter(
         (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
@@ -278,4 +290,6 @@ def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterat
     )
     for (saved, made), count in kept.items():
         if saved != made:
-            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}"
+            # JAX promotes no such type, and operations on it end with an error.
+            converted = f"; --dtype {made} converts them" if saved.startswith("float8") else ""
+            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}{converted}"

@@ -15,11 +15,11 @@ from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.mismatches import patterns_of
+from gradscope.tracing.data.renaming.file_hints import file_hint, quantised_hint
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
-from gradscope.tracing.data.renaming.replicas import replicas_hint
 from gradscope.tracing.data.renaming.unstacking import unstacking_rules
-from gradscope.tracing.data.variable_names import has_optimizer_alone, of_optimizers
+from gradscope.tracing.data.variable_names import of_optimizers
 
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
@@ -47,6 +47,7 @@ class Unmatched:
         prefix: How all of these names begin: `module.`.
         ruled: Whether the user's rules have renamed the tensors.
         keeps: Whether the user keeps variables as `init` makes them, which are no part of either.
+        quantised: The paths of variables with fractions of which the file has whole numbers.
     """
 
     lacking: Mapping[str, Described]
@@ -55,6 +56,7 @@ class Unmatched:
     prefix: str = ""
     ruled: bool = False
     keeps: bool = False
+    quantised: Sequence[str] = ()
 
 
 def key_map_hint(unmatched: Unmatched) -> str:
@@ -125,12 +127,14 @@ def other_hint(
         needed: The paths of the variables.
         fitting: The paths of those that the file has, in their shapes.
     """
-    if (special := _special_hint(path, saved)) is not None:
+    if (special := file_hint(path, saved)) is not None:
         return special
     hints: list[str] = []
     if unmatched.lacking:
         own = "name the model that it is of, or add to the file what it lacks"
         hints.append(key_map_hint(unmatched) if unmatched.extra else own)
+    if unmatched.quantised:
+        return "\n".join([*hints, quantised_hint(unmatched.quantised)])
     known = frozenset(fitting)
     others = [each for each in needed if each not in known]
     patterns = patterns_of(others, fitting)
@@ -143,27 +147,11 @@ def other_hint(
 
 def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str:
     """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
-    if (special := _special_hint(path, saved)) is not None:
+    if (special := file_hint(path, saved)) is not None:
         return special
     own = "name the model that it is of"
     renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
     return own if renamed is None else f"{own}; where only the names differ, {renamed}"
-
-
-def _special_hint(path: Path, saved: Mapping[str, SavedTensor]) -> str | None:
-    if (copies := replicas_hint(saved)) is not None:
-        return copies
-    if has_optimizer_alone(saved):
-        return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
-    if path.suffix != ".eqx":
-        return None
-    leaves = "jax.tree_util.tree_leaves_with_path(equinox.filter(model, equinox.is_array))"
-    return (
-        "the tensors of an .eqx file have no names, so that only its own model reads it; for another, write them as "
-        f".npz, in Python: import equinox, jax, numpy; model = equinox.tree_deserialise_leaves({str(path)!r}, MODEL); "
-        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
-        f"{{jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in {leaves}}})"
-    )
 
 
 def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:
