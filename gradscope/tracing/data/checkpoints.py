@@ -33,7 +33,7 @@ from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.files.checkpoint_folders import choice_note
-from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
+from gradscope.tracing.data.mismatches import in_groups, listed, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
@@ -158,16 +158,16 @@ class _File:
             inside["/".join(home.prefix)].append(collection or "the variables")
         clauses = [f"{' and '.join(names)} found under {printable(where)}" for where, names in inside.items() if where]
         names = frozenset(self._names.values())
-        extra = {name: each for name, each in self.tensors.items() if name not in names}
+        read = [self.tensors[name].origin or name for name in names]
+        extra = {each.origin or name: each for name, each in self.tensors.items() if name not in names}
         if extra:
             count = f"{len(extra):,} other tensor{'s' * (len(extra) > 1)}"
-            clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
+            clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, read)))}")
         if clauses:
             yield f"{printable(self.path.name)}: {'; '.join(clauses)}"
         yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
-            names = ", ".join(shortened([printable(self._stored[path].name) for path in paths]))
-            yield f"axes put into the order {list(order)}: {names}"
+            yield f"axes put into the order {list(order)}: {listed(self._stored[path].name for path in paths)}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
         left_out = unsaved_counts(self.variables, self.variables.keys() - self._names.keys(), self.tensors)

@@ -33,7 +33,7 @@ def file_hint(path: Path, saved: Mapping[str, SavedTensor]) -> str | None:
         return copies
     if has_optimizer_alone(saved):
         return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
-    if all(map(_NUMBERED.fullmatch, saved)):
+    if saved and all(map(_NUMBERED.fullmatch, saved)):
         tree = _BY_NAME % "jax.tree_util.tree_leaves_with_path(TREE)"
         return (
             "numpy.savez numbers the arrays that it receives without names: save them by name, in Python: "

@@ -14,7 +14,7 @@ from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor
-from gradscope.tracing.data.mismatches import patterns_of
+from gradscope.tracing.data.mismatches import in_ranges, patterns_of
 from gradscope.tracing.data.renaming.file_hints import file_hint, quantised_hint
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
@@ -188,5 +188,5 @@ def _interleaved(texts: Sequence[str], numbers: Sequence[str]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    known = list(map(printable, names))
+    known = list(map(printable, in_ranges(names)))
     return ", ".join([*known[:_MOST], *([f"{len(known) - _MOST} more"] if len(known) > _MOST else [])])
