@@ -36,7 +36,14 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
-from gradscope.tracing.data.files.checkpoint_folders import SHARDED, checkpoint_in, is_orbax, require_complete, trees_in
+from gradscope.tracing.data.files.checkpoint_folders import (
+    SHARDED,
+    checkpoint_in,
+    is_orbax,
+    require_complete,
+    require_tensors,
+    trees_in,
+)
 from gradscope.tracing.data.files.file_bounds import require_bounded
 from gradscope.tracing.data.files.file_kinds import kind_of
 from gradscope.tracing.data.files.refusals import refusal_of
@@ -111,6 +118,7 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     elif is_orbax(path):
         yield _tensors_of(_orbax_tree(path))
     else:
+        require_tensors(path)
         require_complete(path)
         with open_dump(path) as dump:
             entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
@@ -146,7 +154,10 @@ def _orbax_tree(path: Path) -> Any:
             with _without_warnings_of("absl"), orbax.PyTreeCheckpointer() as checkpointer:
 
                 def read(tree: Path) -> Any:
-                    known = checkpointer.metadata(tree.absolute()).item_metadata.tree
+                    found = checkpointer.metadata(tree.absolute()).item_metadata
+                    if found is None:
+                        raise ValueError("files of it are missing, or it is no tree")
+                    known = found.tree
                     # As arrays of the host: the devices on which they were saved need not exist here. Text is no array.
                     of_host = orbax.RestoreArgs(restore_type=np.ndarray)
                     args = jax.tree_util.tree_map(

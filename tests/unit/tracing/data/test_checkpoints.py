@@ -17,6 +17,7 @@ import pytest
 from gradscope.errors import DumpError, GradscopeError, MachineError, UsageError
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
 from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.files.checkpoint_folders import choice_note
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from gradscope.tracing.data.single_tensors import tensor_from_file
@@ -377,6 +378,51 @@ def test_of_several_steps_it_is_said_which_is_read(tmp_path: Path) -> None:
         np.savez(tmp_path / f"state-{step:06}.npz", **flat())
     folder = tmp_path.name
     assert load(tmp_path).notes == (f"{folder}: step 10 is read, the last of 2; {folder}/NAME is another",)
+
+
+def test_of_several_items_it_is_said_which_is_read(tmp_path: Path) -> None:
+    for item in ("model", "ema"):
+        (tmp_path / "run" / item).mkdir(parents=True)
+        (tmp_path / "run" / item / "_METADATA").touch()
+    (tmp_path / "run" / "_CHECKPOINT_METADATA").touch()
+    assert [*choice_note(tmp_path / "run")] == ["run: model is read, and not ema"]
+    assert [*choice_note(tmp_path / "run" / "ema")] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_orbax_checkpoint_without_its_description_is_refused(tmp_path: Path) -> None:
+    path = orbax(tmp_path)
+    (path / "_METADATA").unlink()
+    with pytest.raises(DumpError, match="not an Orbax checkpoint that can be restored: files of it are missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["flax_model.msgpack", "config.json"], "name a file in it: {0}/flax_model.msgpack"),
+        (["b.pt", "a.pt"], "name a file in it: {0}/a.pt or {0}/b.pt"),
+        (
+            [f"{each}.eqx" for each in range(5)],
+            "name a file in it: {0}/0.eqx or {0}/1.eqx or {0}/2.eqx, or one of 2 more",
+        ),
+        (["notes.txt"], "None"),
+    ],
+)
+def test_of_a_folder_without_tensors_the_files_in_it_are_named(names: list[str], hint: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(DumpError, match="it holds no tensors") as refused:
+        load(tmp_path)
+    assert str(refused.value.hint) == hint.format(tmp_path)
+
+
+def test_several_files_of_one_model_in_a_folder_are_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("best", "last"):
+        np.savez(tmp_path / f"{name}.npz", **flat())
+    with pytest.raises(DumpError, match="it holds two tensors called") as refused:
+        load(tmp_path)
+    assert refused.value.hint == "in a folder, name one of its files"
 
 
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5", "saved.h5"])
