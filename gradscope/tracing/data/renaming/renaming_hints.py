@@ -18,7 +18,7 @@ from gradscope.tracing.data.mismatches import in_ranges, patterns_of
 from gradscope.tracing.data.renaming.file_hints import file_hint, quantised_hint
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
-from gradscope.tracing.data.renaming.unstacking import unstacking_rules
+from gradscope.tracing.data.renaming.unstacking import stacking_rules, unstacking_rules
 from gradscope.tracing.data.variable_names import of_optimizers
 
 #: The number of lines that a hint shows.
@@ -83,7 +83,8 @@ def key_map_hint(unmatched: Unmatched) -> str:
     )
     others = "other names" if lines else "names"
     names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
-    stacks = unstacking_rules(lacking, {name: extra[name] for name in extra if name not in taken})
+    free = {name: extra[name] for name in extra if name not in taken}
+    stacks = unstacking_rules(lacking, free) or stacking_rules(lacking, free)
     rules = f"; for this file, the lines may be\n{stacks}" if stacks and not prefix else ""
     return f"{KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
 
