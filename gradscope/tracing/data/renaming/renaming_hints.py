@@ -16,8 +16,10 @@ from gradscope.tracing.data.axes import Axes, Stored
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.mismatches import in_ranges, patterns_of
 from gradscope.tracing.data.renaming.file_hints import file_hint, quantised_hint
+from gradscope.tracing.data.renaming.key_map import KEY_MAP
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
+from gradscope.tracing.data.renaming.rival_homes import copies_hint
 from gradscope.tracing.data.renaming.unstacking import stacking_rules, unstacking_rules
 from gradscope.tracing.data.variable_names import of_optimizers
 
@@ -28,11 +30,6 @@ _MOST_LINES: Final = 48
 _MOST: Final = 12
 _MOST_PATTERNS: Final = 4
 
-#: What a key map is.
-KEY_MAP: Final = (
-    "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
-    "order to every name, and a name that becomes empty is left out"
-)
 _MAP: Final = "\nWhere one tensor is several variables, or several are one, --map FILE splits, stacks and reshapes them"
 
 
@@ -150,6 +147,8 @@ def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatc
     """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
     if (special := file_hint(path, saved)) is not None:
         return special
+    if (copies := copies_hint(unmatched.lacking, unmatched.extra, ruled=unmatched.ruled)) is not None:
+        return copies
     own = "name the model that it is of"
     renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
     return own if renamed is None else f"{own}; where only the names differ, {renamed}"

@@ -1,5 +1,6 @@
 """`rivals_hint` shows how to read one of several places in a checkpoint that may have a model's variables.
 
+`copies_hint` does so where the names are another library's: what has tensors of the sizes of all parameters is a place.
 For each place, its lines leave out what only the others have, and nothing else: running statistics that are there once
 stay where they are, beside whichever parameters are read.
 """
@@ -7,12 +8,23 @@ stay where they are, beside whichever parameters are read.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 
+from gradscope.frameworks.modules.adapter import PARAMS, Described
 from gradscope.naming import printable
-from gradscope.tracing.data.renaming.renaming_hints import KEY_MAP
-from gradscope.tracing.data.variable_names import Home, Matches, component_ends, is_path_of_keys
+from gradscope.tracing.data.renaming.key_map import KEY_MAP
+from gradscope.tracing.data.renaming.name_likeness import Sizes, sizes_of
+from gradscope.tracing.data.variable_names import (
+    Components,
+    Home,
+    Matches,
+    component_ends,
+    components,
+    is_path_of_keys,
+    of_optimizers,
+)
 
 
 def place_of(home: Home) -> str:
@@ -31,12 +43,68 @@ def rivals_hint(
         find: Finds the variables among names.
         ruled: Whether the user's rules have renamed the tensors.
     """
+    return _choices({place_of(home): list(_lines(home, names, find)) for home in homes}, ruled=ruled)
+
+
+def copies_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described], *, ruled: bool) -> str | None:
+    """Returns the lines that leave out all but one of the places which each have tensors of the parameters' sizes.
+
+    Args:
+        lacking: The model's variables, by path, of which the file has none under its name.
+        extra: The file's tensors, by name.
+        ruled: Whether the user's rules have renamed the tensors.
+
+    Returns:
+        The lines for each place; None where there are no two.
+    """
+    learned = {path: each for path, each in lacking.items() if path.startswith(f"{PARAMS}/")} or lacking
+    needed = Counter(map(sizes_of, learned.values()))
+    moments = of_optimizers(extra)
+    sizes = {name: sizes_of(each) for name, each in extra.items() if name not in moments}
+    places = _places(sizes, needed, 0)
+    inside = [{(rest, sizes[name]) for rest, name in _without_common_start(names)} for names in places.values()]
+    # Copies have the same names: two parts of one model may each have tensors of all sizes of a small one.
+    if len(places) < 2 or not needed <= Counter(size for _, size in set.intersection(*inside)):
+        return None
+    lines = {
+        place: [*_leaving_out([name for other in places if other != place for name in places[other]], names)]
+        for place, names in places.items()
+    }
+    return f"it may be of several models. {_choices(lines, ruled=ruled)}"
+
+
+def _places(sizes: Mapping[str, Sizes], needed: Counter[Sizes], depth: int) -> dict[str, list[str]]:
+    """Returns the deepest places that each have tensors of all sizes, by how the names in them begin."""
+    inside: defaultdict[str, dict[str, Sizes]] = defaultdict(dict)
+    for name, each in sizes.items():
+        ends = list(component_ends(name))
+        if depth < len(ends) - 1:
+            inside[name[: ends[depth]]][name] = each
+    whole = {place: each for place, each in inside.items() if needed <= Counter(each.values())}
+    found: dict[str, list[str]] = {}
+    for place, each in whole.items():
+        deeper = _places(each, needed, depth + 1)
+        found |= deeper if len(deeper) > 1 else {place: list(each)}
+    return found
+
+
+def _without_common_start(names: Sequence[str]) -> Iterator[tuple[Components, str]]:
+    """Yields the components of names behind those with which all of them begin, with the names."""
+    parts = [components(name) for name in names]
+    modules = [each[:-1] for each in parts]
+    # What the first and the last in their order begin with, all others begin with.
+    pairs = zip(min(modules), max(modules), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    yield from zip((each[common:] for each in parts), names, strict=True)
+
+
+def _choices(lines: Mapping[str, Sequence[str]], *, ruled: bool) -> str:
+    """Returns what a key map is, and the lines of one for each place."""
     behind = "behind those that you have, " if ruled else ""
     blocks: list[str] = []
-    for home in homes:
-        lines = list(_lines(home, names, find))
-        are = "lines are" if len(lines) > 1 else "line is"
-        blocks += [f"To read {place_of(home)}, {behind}the {are}", *map(printable, lines)]
+    for place, each in lines.items():
+        are = "lines are" if len(each) > 1 else "line is"
+        blocks += [f"To read {printable(place)}, {behind}the {are}", *map(printable, each)]
     return "\n".join([f"{KEY_MAP}. {blocks[0]}", *blocks[1:]])
 
 

@@ -167,3 +167,52 @@ def test_the_lines_apply_behind_those_that_the_user_has(tmp_path: Path) -> None:
     layout = "averages beside a model with statistics"
     renamed = {name.replace("kernel", "weight"): each for name, each in LAYOUTS[layout][0].items()}
     assert_each_place_is_read(npz(tmp_path, renamed), layout, "weight$ -> kernel")
+
+
+#: The names of another library's, without numbers in common with the model's, and the model's own.
+FOREIGN = {"0.weight": "conv/kernel", "0.bias": "conv/bias", "1.gamma": "norm/scale", "5.weight": "head/kernel"}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ["state_dict", "state_dict_ema"],
+        ["student.backbone", "teacher.backbone"],
+        ["run.a", "run.b", "run.c"],
+        ["state_dict", "ema.module"],
+    ],
+)
+def test_copies_under_names_of_another_library_are_told_apart_first(places: list[str], tmp_path: Path) -> None:
+    saved = {
+        f"{place}.{name}": array(f"{place}{name}", PARAMS[own]) for place in places for name, own in FOREIGN.items()
+    }
+    path = npz(tmp_path, saved | {f"opt.state.{at}.exp_avg": np.ones(4, np.float32) for at in range(4)})
+    model = expected(collections=False)
+    with pytest.raises(DumpError) as refused:
+        load(path, [], model)
+    blocks = proposed(str(refused.value.hint))
+    assert len(blocks) == len(places)
+    for place, lines in blocks.items():
+        with pytest.raises(DumpError) as refused:
+            load(path, lines, model)
+        names = [line.strip() for line in str(refused.value.hint).splitlines() if line.startswith("  ^")]
+        found = load(path, [*lines, *names], model)
+        (whole,) = (each for each in places if each.startswith(place) and (each + ".")[len(place)] == ".")
+        wanted = {own: saved[f"{whole}.{name}"] for name, own in FOREIGN.items()}
+        jax.tree.map(np.testing.assert_array_equal, found.variables, nested(wanted))
+
+
+def test_layers_that_are_alike_are_no_copies(tmp_path: Path) -> None:
+    saved = {
+        f"h.{layer}.{name}": array(name, shape) for layer in range(3) for name, shape in (("w", (4, 5)), ("b", (5,)))
+    }
+    layers = {f"block_{at}": {"kernel": (4, 5), "bias": (5,)} for at in range(3)}
+    model = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, np.dtype(np.float32)),
+        layers,
+        is_leaf=lambda each: isinstance(each, tuple),
+    )
+    with pytest.raises(DumpError) as refused:
+        load(npz(tmp_path, saved), [], model)
+    assert "To read" not in str(refused.value.hint)
+    assert "block_" in str(refused.value.hint)
