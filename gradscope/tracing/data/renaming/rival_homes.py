@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import Final
 
 from gradscope.frameworks.modules.adapter import PARAMS, Described
 from gradscope.naming import printable
@@ -25,6 +26,9 @@ from gradscope.tracing.data.variable_names import (
     is_path_of_keys,
     of_optimizers,
 )
+
+#: The number of components below which no copies of a model are looked for.
+_DEEPEST: Final = 8
 
 
 def place_of(home: Home) -> str:
@@ -83,7 +87,7 @@ def _places(sizes: Mapping[str, Sizes], needed: Counter[Sizes], depth: int) -> d
     whole = {place: each for place, each in inside.items() if needed <= Counter(each.values())}
     found: dict[str, list[str]] = {}
     for place, each in whole.items():
-        deeper = _places(each, needed, depth + 1)
+        deeper = _places(each, needed, depth + 1) if depth < _DEEPEST else {}
         found |= deeper if len(deeper) > 1 else {place: list(each)}
     return found
 

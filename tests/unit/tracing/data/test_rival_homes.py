@@ -16,6 +16,7 @@ from gradscope.errors import DumpError
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
+from gradscope.tracing.data.renaming.rival_homes import copies_hint
 
 PARAMS = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,), "norm/scale": (4,), "head/kernel": (4, 5)}
 STATE = {"norm/mean": (4,), "norm/var": (4,)}
@@ -216,3 +217,10 @@ def test_layers_that_are_alike_are_no_copies(tmp_path: Path) -> None:
         load(npz(tmp_path, saved), [], model)
     assert "To read" not in str(refused.value.hint)
     assert "block_" in str(refused.value.hint)
+
+
+def test_copies_below_very_many_components_are_no_error() -> None:
+    deep = "a." * 3000
+    saved = {f"{deep}{place}.{name}": np.zeros(PARAMS[own]) for place in "pq" for name, own in FOREIGN.items()}
+    lacking = {name: np.zeros(shape) for name, shape in PARAMS.items()}
+    assert copies_hint(lacking, saved, ruled=False) is None
