@@ -99,7 +99,7 @@ def _read_manifest() -> Callable[[bytes], None]:
 
 
 def _read_msgpack() -> Callable[[bytes], None]:
-    from gradscope.tracing.data.checkpoint_files import open_checkpoint
+    from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 
     path = Path(tempfile.mkdtemp(), "input.msgpack")
 

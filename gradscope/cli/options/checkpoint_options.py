@@ -10,7 +10,7 @@ from gradscope.cli.options.shared import from_start
 from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.naming.selecting.patterns import Pattern
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import KeyMap, read_key_map
 

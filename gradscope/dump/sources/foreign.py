@@ -55,7 +55,7 @@ def foreign_contents(found: Iterable[ForeignTensor], *, note: str = NOTE) -> Con
         entry = _entry(each, position)
         key = key_of(entry.family, entry.name)
         if key in entries:
-            raise DumpError(f"it holds two tensors called {each.name!r}")
+            raise DumpError(f"it holds two tensors called {each.name!r}", hint="in a folder, name one of its files")
         entries[key], tensors[key] = entry, each.tensor
     if not entries:
         raise DumpError("it holds no tensors")

@@ -23,6 +23,10 @@ _MOST_NEIGHBOURS: Final = 50_000
 #: The least share of letters that such names have in common. Any two files share more than any two words.
 _SIMILAR: Final = 0.6
 
+#: How a file begins that Git LFS leaves in place of another, and the most bytes that it has.
+_POINTER_START: Final = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES: Final = 1024
+
 #: Bytes that `near` reads at once: fifty small tensors, and no more than an operating system reads ahead anyway.
 _WINDOW_BYTES: Final = 16 << 10
 
@@ -34,7 +38,7 @@ class InputFile:
         path: The file.
 
     Raises:
-        DumpError: The path does not exist, or is not a regular file.
+        DumpError: The path does not exist, is not a regular file, or is what Git LFS leaves in place of one.
         MachineError: The file cannot be opened.
     """
 
@@ -49,6 +53,9 @@ class InputFile:
         if not stat.S_ISREG(facts.st_mode):
             self.close()
             raise DumpError("it is not a regular file")
+        if len(_POINTER_START) <= self.size_bytes <= _POINTER_BYTES and self._is_pointer():
+            self.close()
+            raise DumpError("it is a pointer of Git LFS, and not the file", hint="fetch the file: git lfs pull")
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +95,9 @@ class InputFile:
             if count == 0:
                 raise DumpError(f"it ends after {offset} bytes, {len(buffer)} too early")
             buffer, offset = buffer[count:], offset + count
+
+    def _is_pointer(self) -> bool:
+        return self.read(0, len(_POINTER_START)) == _POINTER_START
 
     def near(self, offset: int, size_bytes: int) -> bytes:
         """Returns what `read` does, from one read of the disk for small pieces that are close to each other."""

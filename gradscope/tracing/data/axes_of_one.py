@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gradscope.naming import printable
-from gradscope.tracing.data.checkpoint_files import SavedTensor
-from gradscope.tracing.data.mismatches import shortened
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
+from gradscope.tracing.data.mismatches import listed
 from gradscope.tracing.data.variable_names import Matches
 from gradscope.tracing.leaves import Leaf
 
@@ -34,8 +33,7 @@ def but_for_axes_of_one(
 def axes_notes(reshaped: Mapping[str, SavedTensor]) -> Iterator[str]:
     """Yields the sentence that names the tensors which have other axes of size one in the file."""
     if reshaped:
-        names = ", ".join(shortened([printable(each.origin or name) for name, each in reshaped.items()]))
-        yield f"axes of size one added or left out: {names}"
+        yield f"axes of size one added or left out: {listed(each.origin or name for name, each in reshaped.items())}"
 
 
 def _fits(shape: tuple[int, ...], needed: tuple[int, ...]) -> bool:

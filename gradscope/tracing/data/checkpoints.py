@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope import naming
 from gradscope.errors import DumpError
-from gradscope.frameworks.modules.adapter import RNGS
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
+from gradscope.tracing.data.absent_collections import absence_notes, absent_collections, is_random_key
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
-from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
-from gradscope.tracing.data.checkpoint_folders import choice_note
-from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor, open_checkpoint
+from gradscope.tracing.data.files.checkpoint_folders import choice_note
+from gradscope.tracing.data.mismatches import in_groups, listed, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
-from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
+from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
+from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
+from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables
 from gradscope.tracing.leaves import Leaf, variable_leaves
 
 
@@ -59,7 +59,7 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
     """Returns the variables of a checkpoint.
 
     Args:
-        request: The checkpoint, see `gradscope.tracing.data.checkpoint_files`, and what is done to its tensors.
+        request: The checkpoint, see `gradscope.tracing.data.files.checkpoint_files`, and what is done to its tensors.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `init` would return.
         make: Returns `init`'s variables; called where the checkpoint lacks random keys.
 
@@ -133,9 +133,11 @@ class _File:
         if self.found.rivals and not self._holds_any():
             self._require_fitting({})
         for collection, rivals in self.found.rivals.items():
-            prefixes = ["/".join(each) for each in (self.found.homes[collection].prefix, *rivals)]
-            raise self._refused(f"{collection or 'its variables'} may be {' or '.join(map(printable, prefixes))}",
-                                rivals_hint(prefixes))  # fmt: skip
+            homes = [self.found.homes[collection], *rivals]
+            which = " or ".join(map(place_of, homes))
+            find = partial(find_variables, list(self.variables), list(self.variables.values()))
+            raise self._refused(f"{collection or 'its variables'} may be {which}",
+                                rivals_hint(homes, list(self.tensors), find, ruled=self._is_ruled))  # fmt: skip
         exact = {path for path, name in self._names.items() if self.tensors[name].exact}
         known = {path: tuple(range(len(self.tensors[self._names[path]].shape))) for path in exact}
         axes, undecided = infer_axes(each for path, each in self._stored.items() if path not in exact)
@@ -156,23 +158,21 @@ class _File:
             inside["/".join(home.prefix)].append(collection or "the variables")
         clauses = [f"{' and '.join(names)} found under {printable(where)}" for where, names in inside.items() if where]
         names = frozenset(self._names.values())
-        extra = {name: each for name, each in self.tensors.items() if name not in names}
+        read = [self.tensors[name].origin or name for name in names]
+        extra = {each.origin or name: each for name, each in self.tensors.items() if name not in names}
         if extra:
             count = f"{len(extra):,} other tensor{'s' * (len(extra) > 1)}"
-            clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
+            clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, read)))}")
         if clauses:
             yield f"{printable(self.path.name)}: {'; '.join(clauses)}"
-        for collection, count in self._absent.items():
-            tensors = f"{count:,} tensors are" if count > 1 else "one tensor is"
-            yield f"{printable(self.path.name)} has no {collection}: its {tensors} as init makes them"
+        yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
-            names = ", ".join(shortened([printable(self._stored[path].name) for path in paths]))
-            yield f"axes put into the order {list(order)}: {names}"
+            yield f"axes put into the order {list(order)}: {listed(self._stored[path].name for path in paths)}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
-        left_out = unsaved_counts(self.variables.keys() - self._names.keys(), self.tensors)
+        left_out = unsaved_counts(self.variables, self.variables.keys() - self._names.keys(), self.tensors)
         needed = {path: leaf for path, leaf in self.variables.items()
-                  if path in self._names or not (_is_random_key(leaf) or path in left_out)}  # fmt: skip
+                  if path in self._names or not (is_random_key(leaf) or path in left_out)}  # fmt: skip
         fitting = {
             path: self.tensors[name].in_order(axes[path]) if path in axes else self.tensors[name]
             for path, name in self._names.items()
@@ -183,9 +183,15 @@ class _File:
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = [path for path, each in fitting.items() if not any(mismatches({path: needed[path]}, {path: each}))]
-            ruled = any(each.origin != name for name, each in self.tensors.items())
-            unmatched = Unmatched(lacking=lacking, extra=extra, found=self._names, prefix=self._prefix(), ruled=ruled,
-                                  keeps=self.kept is not None)  # fmt: skip
+            unmatched = Unmatched(
+                lacking=lacking,
+                extra=extra,
+                found=self._names,
+                prefix=self._prefix(),
+                ruled=self._is_ruled,
+                keeps=self.kept is not None,
+                quantised=[path for path, each in fitting.items() if _is_coarser(each, needed[path])],
+            )
             if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
                 raise self._refused("; ".join(problems), hint)
@@ -193,17 +199,8 @@ class _File:
 
     @cached_property
     def _absent(self) -> Mapping[str, int]:
-        """How many variables the collections have that the file has nothing of, as where parameters alone were saved.
-
-        There are none where the file has anything left that could be they, or lacks a parameter.
-        """
-        counts = Counter(self._within(path) for path, leaf in self.variables.items()
-                         if leaf.family == naming.STATE and not _is_random_key(leaf))  # fmt: skip
-        found = set(map(self._within, self._names))
-        lacks = any(path not in self._names for path, leaf in self.variables.items() if leaf.family != naming.STATE)
-        if lacks or any(self.tensors[name].shape and not is_of_optimizer(name) for name in self._left):
-            return {}
-        return {collection: count for collection, count in counts.items() if collection not in found}
+        """How many variables the collections have that the file has nothing of."""
+        return absent_collections(self.variables, self._names, {name: self.tensors[name] for name in self._left})
 
     def _within(self, path: str) -> str:
         """Returns the collection of a variable."""
@@ -230,6 +227,11 @@ class _File:
 
     def _refused(self, problem: str, hint: str | None) -> DumpError:
         return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)
+
+    @property
+    def _is_ruled(self) -> bool:
+        """Whether the user's rules have renamed a tensor."""
+        return any(each.origin != name for name, each in self.tensors.items())
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -263,7 +265,7 @@ def _in_order(positions: Iterable[int], tensors: Mapping[str, SavedTensor]) -> M
 def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
     """Returns the matches without random keys that a framework has written as the integers that they are made of."""
     names = tuple(
-        None if name is not None and _is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
+        None if name is not None and is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
         for name, leaf in zip(found.names, leaves, strict=True)
     )
     return replace(found, names=names)
@@ -276,9 +278,9 @@ def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
-def _is_random_key(leaf: Leaf) -> bool:
-    """Returns whether a variable is a module's random key, which few checkpoints contain."""
-    return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
+def _is_coarser(saved: SavedTensor, leaf: Leaf) -> bool:
+    """Returns whether a tensor has whole numbers in place of fractions."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and saved.shape != () and saved.dtype.startswith(("int", "uint"))
 
 
 def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterator[str]:
@@ -288,4 +290,6 @@ def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterat
     )
     for (saved, made), count in kept.items():
         if saved != made:
-            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}"
+            # JAX promotes no such type, and operations on it end with an error.
+            converted = f"; --dtype {made} converts them" if saved.startswith("float8") else ""
+            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}{converted}"

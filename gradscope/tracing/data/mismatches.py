@@ -5,6 +5,7 @@ Tensors that are missing together are one item, named by what their paths have i
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,10 +27,15 @@ _KINDS: Final = (
 
 _SEPARATOR: Final = re.compile(r"[/.]")
 
+#: What differs in the paths of layers that are the same otherwise.
+_NUMBER: Final = re.compile(r"\d+")
+#: The digits of a number that counts no layers.
+_LONG: Final = 7
+
 #: The number of items that a sentence lists; the others are counted.
 _MOST: Final = 8
 
-#: The number of tensors below one path that become one item.
+#: The number of tensors below one path, or of such in paths that differ by numbers, that become one item.
 _GROUPED: Final = 3
 
 
@@ -62,19 +68,63 @@ def mismatches(
 def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[str]:
     """Returns tensors as items of a list; several below one path are one item: `head (3 tensors)`, `scale float32[3]`.
 
+    Items that differ by numbers alone are one: `layers.{0..11}.index (12 tensors)`.
+
     Args:
         tensors: The tensors, by path.
         others: The paths of the tensors that the list is not about; no item has one of them below its path.
     """
-    return [
-        item
-        for group, paths in _groups(tensors, others).items()
-        for item in (
-            [f"{printable(group)} ({len(paths)} tensors)"]
-            if len(paths) >= _GROUPED
-            else [_described(path, tensors[path]) for path in paths]
-        )
+    groups = _groups(tensors, others)
+    items: list[str] = []
+    for pattern, members in in_ranges(groups).items():
+        paths = [path for group in members for path in groups[group]]
+        whole = len(paths) >= _GROUPED
+        items += [_counted(pattern, len(paths))] if whole else [_described(path, tensors[path]) for path in paths]
+    return items
+
+
+def listed(names: Iterable[str]) -> str:
+    """Returns the first few names of tensors in a sentence; those that differ by numbers alone are one."""
+    items = in_ranges(names).items()
+    return ", ".join(
+        shortened([_counted(each, len(members)) if len(members) > 1 else printable(each) for each, members in items])
+    )
+
+
+def in_ranges(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns names by what they are called together: `h.{0..11}.fc` for three or more that differ by numbers alone.
+
+    Numbers of which not all from the first to the last are there are a star.
+    """
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[_NUMBER.sub("0", name)].append(name)
+    found: dict[str, list[str]] = {}
+    for members in alike.values():
+        found |= {_range_of(members): members} if len(members) >= _GROUPED else {name: [name] for name in members}
+    return found
+
+
+def _range_of(names: Sequence[str]) -> str:
+    columns = [sorted(set(column), key=lambda number: (len(number), number))
+               for column in zip(*map(_NUMBER.findall, names), strict=True)]  # fmt: skip
+    complete = math.prod(map(len, columns)) == len(names)
+    numbers = [
+        column[0] if len(column) == 1 else f"{{{column[0]}..{column[-1]}}}" if complete and _is_dense(column) else "*"
+        for column in columns
     ]
+    texts = _NUMBER.split(names[0])
+    return "".join(text + number for text, number in zip(texts, [*numbers, ""], strict=True))
+
+
+def _is_dense(numbers: Sequence[str]) -> bool:
+    """Returns whether sorted numbers are all from the first to the last, as they are counted."""
+    # Python reads no number of thousands of digits.
+    return len(numbers[-1]) < _LONG and [*map(str, range(int(numbers[0]), int(numbers[-1]) + 1))] == [*numbers]
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{printable(name)} ({count} tensors)"
 
 
 def patterns_of(paths: Iterable[str], others: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import DumpError
 from gradscope.naming.selecting.nearest_names import nearest_hint
-from gradscope.tracing.data.file_bounds import require_bounded
+from gradscope.tracing.data.files.file_bounds import require_bounded
 
 
 def tensor_from_file(spelling: str) -> Any:

@@ -37,8 +37,8 @@ _SLOTS: Final = frozenset(
 #: Those that nothing else is called.
 _UNMISTAKABLE: Final = frozenset({"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq"})
 _OPTIMIZERS: Final = _SLOTS | {"opt", "optim", "optimizer"}
-#: Components of the names of averages of the parameters.
-_AVERAGES: Final = frozenset({"average", "averages", "ema", "ema_model", "ema_params", "polyak", "shadow", "swa"})
+#: Words in components of the names of averages of the parameters: `ema`, `state_dict_ema`.
+_AVERAGES: Final = frozenset({"average", "averaged", "averages", "avg", "ema", "polyak", "shadow", "swa"})
 _VALUE: Final = "value"
 
 #: A path as `jax.tree_util.keystr` writes it, `['params']['head'].kernel[0]`, or a tuple of names as text; its keys.
@@ -70,8 +70,13 @@ class Home:
 
     def may_be_meant_in_place_of(self, best: Home) -> bool:
         """Returns whether a home has as many variables as the best, and by its name no averages, which that has."""
-        others = not (_AVERAGES | _OPTIMIZERS).isdisjoint(self.prefix)
-        return not others and not _AVERAGES.isdisjoint(best.prefix) and len(self.names) == len(best.names)
+        others = self.has_averages or not _OPTIMIZERS.isdisjoint(self.prefix)
+        return not others and best.has_averages and len(self.names) == len(best.names)
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether the home has averages, by its name."""
+        return any(not _AVERAGES.isdisjoint(part.split("_")) for part in self.prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +86,31 @@ class Matches:
     Attributes:
         names: For each variable the file's name of it; None where the file has none.
         homes: The home of each collection; a collection without one is left out.
-        rivals: By collection, the prefixes of the homes that nothing tells apart from its home.
+        rivals: By collection, the other homes that nothing tells apart from its home; each has other tensors.
     """
 
     names: tuple[str | None, ...]
     homes: Mapping[str, Home]
-    rivals: Mapping[str, tuple[Components, ...]]
+    rivals: Mapping[str, tuple[Home, ...]]
 
 
 def components(name: str) -> Components:
     """Returns the components of a name, which may also be written as a path of keys in Python."""
-    if _PATH.fullmatch(name):
+    if is_path_of_keys(name):
         name = "/".join(key or other for key, other in _KEY.findall(name))
     return tuple(re.split(r"[/.]", name))
+
+
+def is_path_of_keys(name: str) -> bool:
+    """Returns whether a name is written as a path of keys in Python."""
+    return _PATH.fullmatch(name) is not None
+
+
+def component_ends(name: str) -> Iterator[int]:
+    """Yields the number of characters of a name up to the end of each of its components."""
+    inner = _KEY.finditer(name) if is_path_of_keys(name) else re.finditer(r"[^/.]+(?=[/.])", name)
+    yield from (end for each in inner if (end := each.end()) < len(name))
+    yield len(name)
 
 
 def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collection[str]) -> Matches:
@@ -113,7 +130,7 @@ def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collecti
     known = _by_components(saved)
     names: list[str | None] = [None] * len(paths)
     homes: dict[str, Home] = {}
-    rivals: dict[str, tuple[Components, ...]] = {}
+    rivals: dict[str, tuple[Home, ...]] = {}
     neighbour: Components | None = None
     for collection in sorted(collections, key=lambda name: name not in ("", PARAMS)):
         spellings = {number: _spellings(paths[number], leaves[number]) for number in collections[collection]}
@@ -123,9 +140,10 @@ def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collecti
             continue
         best = homes[collection] = found[0]
         neighbour = best.prefix if neighbour is None else neighbour
-        rivals[collection] = tuple(
-            home.prefix for home in found[1:] if rank(home) == rank(best) or home.may_be_meant_in_place_of(best)
-        )
+        others = [home for home in found if rank(home) == rank(best) or home.may_be_meant_in_place_of(best)]
+        # One place may be a home in several spellings: `model` of `params/head`, and `model/params` of `head`.
+        by_tensors = {frozenset(home.names.values()): home for home in reversed([best, *others])}
+        rivals[collection] = tuple(home for home in reversed(by_tensors.values()) if home is not best)
         for home in (each for each in (best, *found) if each is best or not each.prefix):
             for number, name in home.names.items():
                 names[number] = names[number] or name

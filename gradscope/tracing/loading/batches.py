@@ -26,7 +26,7 @@ from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
-from gradscope.tracing.data.file_bounds import require_bounded
+from gradscope.tracing.data.files.file_bounds import require_bounded
 from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.pipelines import Pipeline
 

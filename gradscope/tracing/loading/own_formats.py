@@ -14,11 +14,13 @@ from zipfile import BadZipFile
 
 import jax.numpy as jnp
 
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
 from gradscope.frameworks.detect import own_format_of
 from gradscope.frameworks.modules.adapter import Described, OwnFormat
 from gradscope.naming import printable
-from gradscope.tracing.data.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.mismatches import mismatches
 from gradscope.tracing.loading.model import Restored
 
@@ -55,6 +57,8 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
     own = own_format_of(found, checkpoint)
     if own is None:
         return None
+    with located(str(checkpoint)), InputFile(checkpoint):  # the frameworks say less of a file that is not there
+        pass
     if not own.built:
         build()
     hint = None

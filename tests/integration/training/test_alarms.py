@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.tracing.data.checkpoint_folders import checkpoint_in
+from gradscope.tracing.data.files.checkpoint_folders import checkpoint_in
 from tests.integration.command import Finished, gradscope, in_terminal
 from tests.integration.training.trained import contents, rows, write_files
 

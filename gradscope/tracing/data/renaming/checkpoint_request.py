@@ -12,7 +12,7 @@ from gradscope import naming
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import Selection, printable
 from gradscope.naming.selecting.patterns import Pattern
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.leaves import Leaf
 
@@ -43,7 +43,7 @@ class CheckpointRequest:
         """Returns tensors as the user's rules make and rename them; each knows its name in the file.
 
         Raises:
-            DumpError: The key map gives one name to several tensors.
+            DumpError: The key map gives one name to several tensors, or leaves all out.
             UsageError: A rule does not fit a tensor.
         """
         made = saved if self.rearrange is None else self.rearrange(saved)
@@ -51,6 +51,8 @@ class CheckpointRequest:
         twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
         if twice:
             raise DumpError(f"{printable(str(self.path))}: --map-keys renames several tensors to {printable(twice[0])}")
+        if made and not any(names.values()):
+            raise DumpError(f"{printable(str(self.path))}: --map-keys leaves all of its tensors out")
         return {name: made[old].called(old) for old, name in names.items() if name}
 
     def wanted(self, paths: Sequence[str], leaves: Sequence[Leaf]) -> tuple[int, ...]:

@@ -21,6 +21,12 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
 from gradscope.naming.selecting.bounded_regex import BoundedRegex, MatchingTime
 
+#: What a key map is, in a message.
+KEY_MAP: Final = (
+    "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
+    "order to every name, and a name that becomes empty is left out"
+)
+
 _LARGEST_FILE_BYTES: Final = 16 << 20
 _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
 

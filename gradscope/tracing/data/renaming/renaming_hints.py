@@ -13,13 +13,15 @@ from typing import Final
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
-from gradscope.tracing.data.checkpoint_files import SavedTensor
-from gradscope.tracing.data.mismatches import patterns_of
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
+from gradscope.tracing.data.mismatches import in_ranges, patterns_of
+from gradscope.tracing.data.renaming.file_hints import file_hint, quantised_hint
+from gradscope.tracing.data.renaming.key_map import KEY_MAP
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
-from gradscope.tracing.data.renaming.replicas import replicas_hint
-from gradscope.tracing.data.renaming.unstacking import unstacking_rules
-from gradscope.tracing.data.variable_names import has_optimizer_alone, of_optimizers
+from gradscope.tracing.data.renaming.rival_homes import copies_hint
+from gradscope.tracing.data.renaming.unstacking import stacking_rules, unstacking_rules
+from gradscope.tracing.data.variable_names import of_optimizers
 
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
@@ -28,10 +30,6 @@ _MOST_LINES: Final = 48
 _MOST: Final = 12
 _MOST_PATTERNS: Final = 4
 
-_KEY_MAP: Final = (
-    "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
-    "order to every name, and a name that becomes empty is left out"
-)
 _MAP: Final = "\nWhere one tensor is several variables, or several are one, --map FILE splits, stacks and reshapes them"
 
 
@@ -46,6 +44,7 @@ class Unmatched:
         prefix: How all of these names begin: `module.`.
         ruled: Whether the user's rules have renamed the tensors.
         keeps: Whether the user keeps variables as `init` makes them, which are no part of either.
+        quantised: The paths of variables with fractions of which the file has whole numbers.
     """
 
     lacking: Mapping[str, Described]
@@ -54,6 +53,7 @@ class Unmatched:
     prefix: str = ""
     ruled: bool = False
     keeps: bool = False
+    quantised: Sequence[str] = ()
 
 
 def key_map_hint(unmatched: Unmatched) -> str:
@@ -72,7 +72,7 @@ def key_map_hint(unmatched: Unmatched) -> str:
     where = "Behind those that you have" if unmatched.ruled else "For this file"
     proposal = "\n".join([f". {where}, the lines may be", *shown]) if lines else ""
     if len(pairs) == len(lacking):
-        return f"{_KEY_MAP}{proposal}"
+        return f"{KEY_MAP}{proposal}"
     taken = {*pairs.values()}
     theirs, ours = (
         _listed(name for name in extra if name not in taken),
@@ -80,9 +80,10 @@ def key_map_hint(unmatched: Unmatched) -> str:
     )
     others = "other names" if lines else "names"
     names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
-    stacks = unstacking_rules(lacking, {name: extra[name] for name in extra if name not in taken})
+    free = {name: extra[name] for name in extra if name not in taken}
+    stacks = unstacking_rules(lacking, free) or stacking_rules(lacking, free)
     rules = f"; for this file, the lines may be\n{stacks}" if stacks and not prefix else ""
-    return f"{_KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
+    return f"{KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
 
 
 def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -> str:
@@ -108,12 +109,6 @@ def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -
     )
 
 
-def rivals_hint(prefixes: Sequence[str]) -> str:
-    """Returns how to leave all but one of several places out."""
-    lines = [f"  ^{re.escape(prefix)}[/.].* ->" for prefix in prefixes[1:]]
-    return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
-
-
 def other_hint(
     path: Path,
     saved: Mapping[str, SavedTensor],
@@ -130,12 +125,14 @@ def other_hint(
         needed: The paths of the variables.
         fitting: The paths of those that the file has, in their shapes.
     """
-    if (special := _special_hint(path, saved)) is not None:
+    if (special := file_hint(path, saved)) is not None:
         return special
     hints: list[str] = []
     if unmatched.lacking:
         own = "name the model that it is of, or add to the file what it lacks"
         hints.append(key_map_hint(unmatched) if unmatched.extra else own)
+    if unmatched.quantised:
+        return "\n".join([*hints, quantised_hint(unmatched.quantised)])
     known = frozenset(fitting)
     others = [each for each in needed if each not in known]
     patterns = patterns_of(others, fitting)
@@ -148,27 +145,13 @@ def other_hint(
 
 def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str:
     """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
-    if (special := _special_hint(path, saved)) is not None:
+    if (special := file_hint(path, saved)) is not None:
         return special
+    if (copies := copies_hint(unmatched.lacking, unmatched.extra, ruled=unmatched.ruled)) is not None:
+        return copies
     own = "name the model that it is of"
     renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
     return own if renamed is None else f"{own}; where only the names differ, {renamed}"
-
-
-def _special_hint(path: Path, saved: Mapping[str, SavedTensor]) -> str | None:
-    if (copies := replicas_hint(saved)) is not None:
-        return copies
-    if has_optimizer_alone(saved):
-        return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
-    if path.suffix != ".eqx":
-        return None
-    leaves = "jax.tree_util.tree_leaves_with_path(equinox.filter(model, equinox.is_array))"
-    return (
-        "the tensors of an .eqx file have no names, so that only its own model reads it; for another, write them as "
-        f".npz, in Python: import equinox, jax, numpy; model = equinox.tree_deserialise_leaves({str(path)!r}, MODEL); "
-        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
-        f"{{jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in {leaves}}})"
-    )
 
 
 def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:
@@ -205,5 +188,5 @@ def _interleaved(texts: Sequence[str], numbers: Sequence[str]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    known = list(map(printable, names))
+    known = list(map(printable, in_ranges(names)))
     return ", ".join([*known[:_MOST], *([f"{len(known) - _MOST} more"] if len(known) > _MOST else [])])

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.files.checkpoint_files import SavedTensor
 
 #: The most tensors that are read to see whether they are copies, the smallest first, and the most elements of one.
 _MOST_READ: Final = 8

@@ -49,3 +49,13 @@ def test_of_a_large_folder_only_some_files_are_read(tmp_path: Path, monkeypatch:
         InputFile(tmp_path / "f.npz")
     assert len(seen) == 3
     assert error.value.hint is not None
+
+
+def test_a_pointer_of_git_lfs_is_told_from_the_file_that_it_stands_for(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / "saved.safetensors").write_text(pointer)
+    with pytest.raises(DumpError, match="it is a pointer of Git LFS") as error:
+        InputFile(tmp_path / "saved.safetensors")
+    assert error.value.hint == "fetch the file: git lfs pull"
+    (tmp_path / "saved.safetensors").write_text(pointer.ljust(2000))
+    InputFile(tmp_path / "saved.safetensors").close()

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, GradscopeError, MachineError, UsageError
-from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.files.checkpoint_folders import choice_note
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from gradscope.tracing.data.single_tensors import tensor_from_file
@@ -169,6 +170,17 @@ def test_a_file_of_parameters_alone_is_taken_and_says_what_is_as_init_makes_it(t
     assert found.notes[-1] == "saved.npz has no batch_stats: its one tensor is as init makes them"
 
 
+@pytest.mark.parametrize(("rest", "has"), [([], "no"), (["opt_state/1/trace/half", "opt_state/1/count"], "another")])
+def test_the_state_of_another_optimizer_is_not_said_to_lack(rest: list[str], has: str, tmp_path: Path) -> None:
+    tree = {**VARIABLES, "opt_state": [np.zeros(3, np.float32), np.zeros((3, 2), np.float32)]}
+    np.savez(tmp_path / "saved.npz", **flat(), **{name: np.ones(3, np.float32) for name in rest})
+    found = load(tmp_path / "saved.npz", expected=shapes(tree), init=lambda: tree)
+    whose = {"no": "its", "another": "the model's"}[has]
+    assert found.notes[-1] == f"saved.npz has {has} opt_state: {whose} 2 tensors are as init makes them"
+    assert len(found.notes) == (2 if rest else 1)
+    assert not any(each.any() for each in found.variables["opt_state"])
+
+
 @pytest.mark.parametrize("changed", ["norm/running_mean", "params/half"])
 def test_what_else_a_file_has_or_lacks_is_not_taken_for_parameters_alone(tmp_path: Path, changed: str) -> None:
     saved = {name: array for name, array in flat().items() if name.startswith("params/")}
@@ -270,7 +282,44 @@ def test_a_file_of_torch_is_known_whatever_it_is_called(tmp_path: Path) -> None:
     for name in ("best.tar", "older"):
         with pytest.raises(DumpError, match="PyTorch's file is a pickle") as refused, open_checkpoint(tmp_path / name):
             pass
-        assert f"torch.load('{tmp_path / name}', weights_only=True)" in str(refused.value.hint)
+        assert f"torch.load('{tmp_path / name}', map_location='cpu', weights_only=True)" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("saved", ["all of a run", "tensors", "a module"])
+def test_the_lines_for_a_file_of_torch_write_its_tensors(saved: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is absent: its files were NOT rewritten")
+    pytest.importorskip("safetensors.torch", reason="safetensors is absent: files of torch were NOT rewritten")
+    module = torch.nn.Linear(3, 2)
+    tied = module.weight.T  # neither contiguous, nor apart from another
+    state = {"weight": module.weight.detach(), "tied": tied.detach(), "bias": module.bias.detach()}
+    whole = {"state_dict": state, "epoch": 3, "optimizer": torch.optim.Adam(module.parameters()).state_dict()}
+    torch.save({"all of a run": whole, "tensors": state, "a module": module}[saved], tmp_path / "saved.pt")
+    with pytest.raises(DumpError) as refused, open_checkpoint(tmp_path / "saved.pt"):
+        pass
+    line, other = str(refused.value.hint).partition("in Python: ")[2].split("\n")
+    if saved == "a module":
+        exec(line.replace("weights_only=True)", "weights_only=False).state_dict()"), {})
+        assert "weights_only=False).state_dict()" in other
+    else:
+        exec(line, {})
+    prefix = "state_dict." if saved == "all of a run" else ""
+    with open_checkpoint(tmp_path / "saved.safetensors") as tensors:
+        np.testing.assert_array_equal(tensors[f"{prefix}weight"].read(), module.weight.detach().numpy())
+        assert len(tensors) == {"a module": 2}.get(saved, 3)
+
+
+def test_an_index_of_files_of_torch_is_answered_with_how_to_write_others(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(DumpError, match="pickles, which are never read") as refused:
+        load(tmp_path / "pytorch_model.bin.index.json")
+    torch = pytest.importorskip("torch", reason="torch is absent: its files were NOT rewritten")
+    pytest.importorskip("safetensors.torch", reason="safetensors is absent: files of torch were NOT rewritten")
+    for part in (1, 2):
+        torch.save({f"w{part}": torch.ones(2, 3).T}, tmp_path / f"pytorch_model-0000{part}-of-00002.bin")
+    line = str(refused.value.hint).partition("in Python: ")[2].partition("; then name")[0]
+    exec(line, {})
+    with open_checkpoint(tmp_path) as tensors:
+        assert {*tensors} == {"w1", "w2"}
 
 
 def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path: Path) -> None:
@@ -278,9 +327,11 @@ def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path
     with pytest.raises(DumpError, match="never unpickled") as refused, open_checkpoint(tmp_path / "tree.npz"):
         pass
     line = str(refused.value.hint).partition("in Python: ")[2]
-    exec(line.replace("FILE", str(tmp_path / "tree")).replace("NEW", str(tmp_path / "new")), {})
-    with open_checkpoint(tmp_path / "new.npz") as tensors:
-        assert [*tensors] == ["params/layer/w"]
+    np.save(tmp_path / "tree.npy", np.array({"params": {"layer": {"w": np.ones(2)}}}, object), allow_pickle=True)
+    for name in ("tree.npz", "tree.npy"):
+        exec(line.replace("FILE", repr(str(tmp_path / name))).replace("NEW", str(tmp_path / "new")), {})
+        with open_checkpoint(tmp_path / "new.npz") as tensors:
+            assert [*tensors] == ["params/layer/w"]
 
 
 def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
@@ -327,6 +378,51 @@ def test_of_several_steps_it_is_said_which_is_read(tmp_path: Path) -> None:
         np.savez(tmp_path / f"state-{step:06}.npz", **flat())
     folder = tmp_path.name
     assert load(tmp_path).notes == (f"{folder}: step 10 is read, the last of 2; {folder}/NAME is another",)
+
+
+def test_of_several_items_it_is_said_which_is_read(tmp_path: Path) -> None:
+    for item in ("model", "ema"):
+        (tmp_path / "run" / item).mkdir(parents=True)
+        (tmp_path / "run" / item / "_METADATA").touch()
+    (tmp_path / "run" / "_CHECKPOINT_METADATA").touch()
+    assert [*choice_note(tmp_path / "run")] == ["run: model is read, and not ema"]
+    assert [*choice_note(tmp_path / "run" / "ema")] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_orbax_checkpoint_without_its_description_is_refused(tmp_path: Path) -> None:
+    path = orbax(tmp_path)
+    (path / "_METADATA").unlink()
+    with pytest.raises(DumpError, match="not an Orbax checkpoint that can be restored: files of it are missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["flax_model.msgpack", "config.json"], "name a file in it: {0}/flax_model.msgpack"),
+        (["b.pt", "a.pt"], "name a file in it: {0}/a.pt or {0}/b.pt"),
+        (
+            [f"{each}.eqx" for each in range(5)],
+            "name a file in it: {0}/0.eqx or {0}/1.eqx or {0}/2.eqx, or one of 2 more",
+        ),
+        (["notes.txt"], "None"),
+    ],
+)
+def test_of_a_folder_without_tensors_the_files_in_it_are_named(names: list[str], hint: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(DumpError, match="it holds no tensors") as refused:
+        load(tmp_path)
+    assert str(refused.value.hint) == hint.format(tmp_path)
+
+
+def test_several_files_of_one_model_in_a_folder_are_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("best", "last"):
+        np.savez(tmp_path / f"{name}.npz", **flat())
+    with pytest.raises(DumpError, match="it holds two tensors called") as refused:
+        load(tmp_path)
+    assert refused.value.hint == "in a folder, name one of its files"
 
 
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5", "saved.h5"])

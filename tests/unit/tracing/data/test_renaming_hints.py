@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gradscope.comparison.pairing.by_rules import arrays_by_rules
+from gradscope.comparison.pairing.map_file import read_map
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, key_map_hint
 from tests.support.work import calls
@@ -197,6 +200,28 @@ def test_layers_in_one_stack_are_answered_with_the_rule_that_divides_it(
         "  steps = [{ unstack = 0 }]"
     )
     assert key_map_hint(Unmatched(lacking=lacking, extra=extra)).endswith(rule) is told
+
+
+@pytest.mark.parametrize(("numbers", "length", "told"), [(range(12), 12, True), (range(1, 13), 12, False)])
+def test_layers_apart_are_answered_with_the_rule_that_stacks_them(
+    numbers: range, length: int, told: bool, tmp_path: Path
+) -> None:
+    shapes = {"fc1/kernel": (4, 8), "ln/scale": (4,)}
+    lacking = {f"params/blocks/{name}": np.zeros((length, *shape)) for name, shape in shapes.items()}
+    extra = {f"params/block_{at}/{name}": np.zeros(shape) for name, shape in shapes.items() for at in numbers}
+    rule = (
+        "  [[rule]]\n  candidate = 'params/block_\\d+[/.](.*)'\n  reference = 'params/blocks/{1}'\n"
+        "  steps = [{ stack = 0 }]"
+    )
+    hint = key_map_hint(Unmatched(lacking=lacking, extra=extra))
+    assert hint.endswith(rule) is told
+    if told:
+        (tmp_path / "rules.toml").write_text("\n".join(hint.splitlines()[-4:]))
+        rules = read_map(tmp_path / "rules.toml")
+        read = {name: partial(np.full, shape.shape, float(at)) for at, (name, shape) in enumerate(extra.items())}
+        made = {name: array for _, arrays in arrays_by_rules(rules, read) for name, array in arrays.items()}
+        assert {name: array.shape for name, array in made.items()} == {name: a.shape for name, a in lacking.items()}
+        assert made["params/blocks/ln/scale"][:, 0].tolist() == [float(each) for each in range(12, 24)]
 
 
 def test_work_grows_with_the_variables_of_one_size() -> None:

@@ -121,9 +121,11 @@ def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_d
     command = dump(folder, saved)
     assert command.status == 3
     assert "params may be model or ema" in command.errors
-    (line,) = [each.strip() for each in command.errors.splitlines() if each.startswith("  ^")]
-    (folder / "names.txt").write_text(line)
-    assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
+    lines = [each.strip() for each in command.errors.splitlines() if each.startswith("  ^")]
+    assert lines == ["^ema[/.].* ->", "^model[/.].* ->"]
+    for line in lines:
+        (folder / "names.txt").write_text(line)
+        assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
 
 
 def test_averages_are_not_taken_for_parameters_that_are_spelled_less_fully(folder: Path) -> None:
@@ -137,6 +139,22 @@ def test_averages_are_not_taken_for_parameters_that_are_spelled_less_fully(folde
     (folder / "names.txt").write_text("^ema/.* ->")
     assert_restored(dump(folder, averages | target | statistics, "--map-keys", "names.txt"), folder)
     assert dump(folder, averages | statistics).status == 0
+
+
+def test_what_is_left_out_is_named_as_in_the_file_and_layers_are_one_item(folder: Path) -> None:
+    saved = {f"net.{name.replace('/', '.')}": array for name, array in values().items()}
+    rest = {f"net.{layer}.attn.index": np.zeros((2, 2), np.int32) for layer in range(4)}
+    (folder / "names.txt").write_text("^net[.] ->")
+    command = dump(folder, saved | rest, "--map-keys", "names.txt")
+    assert_restored(command, folder)
+    (line,) = command.errors.splitlines()
+    assert line == "saved.npz: 4 other tensors left out: net.{0..3} (4 tensors)"
+
+
+def test_lines_that_leave_all_out_are_told(folder: Path) -> None:
+    (folder / "names.txt").write_text(".* ->")
+    command = dump(folder, values(), "--map-keys", "names.txt")
+    assert command.errors == "gradscope: error: saved.npz: --map-keys leaves all of its tensors out\n"
 
 
 def test_what_is_missing_is_grouped(folder: Path) -> None:

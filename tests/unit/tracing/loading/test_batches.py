@@ -19,8 +19,8 @@ from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, ModelError, UsageError
-from gradscope.tracing.data import file_bounds
-from gradscope.tracing.data.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.files import file_bounds
+from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.single_tensors import tensor_from_file
 from gradscope.tracing.loading.batches import DataRequest, FileBatch, batch_from_file
 

@@ -32,38 +32,24 @@ from gradscope import naming
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located, permitted
-from gradscope.dump.zip.directory import read_directory
-from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
-from gradscope.tracing.data.checkpoint_folders import SHARDED, checkpoint_in, is_orbax, require_complete, trees_in
-from gradscope.tracing.data.file_bounds import require_bounded
+from gradscope.tracing.data.files.checkpoint_folders import (
+    SHARDED,
+    checkpoint_in,
+    is_orbax,
+    require_complete,
+    require_tensors,
+    trees_in,
+)
+from gradscope.tracing.data.files.file_bounds import require_bounded
+from gradscope.tracing.data.files.file_kinds import kind_of
+from gradscope.tracing.data.files.refusals import refusal_of
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
-_KERAS: Final = (".keras", ".h5")
-_KERAS_WEIGHTS: Final = ".weights.h5"
-#: Files of any Python objects, in which Haiku's parameters are often saved.
-_PICKLES: Final = frozenset({".pickle", ".pkl"})
-_TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
-
-_REFUSED: Final = ("torch", "pickle")
-#: Suffixes of files that gradscope reads itself.
-_OURS: Final = frozenset({".npz", ".npy", ".safetensors", ".eqx"})
-
-#: How PyTorch's files begin that are no zip files, and how the pickle in one that is ends, whatever its file is called.
-_TORCH_START: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_TORCH_PICKLE: Final = "/data.pkl"
-#: How pickles begin, and maps in msgpack, as Flax writes: the number of names, and behind up to 15 a name.
-_PICKLE_STARTS: Final = frozenset(bytes((0x80, protocol)) for protocol in range(2, 6))
-_LONG_MAPS: Final = (0xDE, 0xDF)
-_SHORT_MAPS: Final = range(0x81, 0x90)
-_NAMES: Final = (*range(0xA0, 0xC0), 0xD9, 0xDA)
-
-#: The beginning of the names that `flax.training.checkpoints` gives to its files.
-_FLAX_NAME: Final = "checkpoint_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,22 +104,21 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     """
     with permitted(location):
         path = checkpoint_in(location)
-    if path.suffix in _KERAS:
-        raise _keras_error(path)
     if path.name.endswith(SHARDED):
         raise DumpError(
             f"{printable(str(path))}: it has the names of files, and no tensors",
             hint=f"name the folder that the files are in: {printable(str(path.parent))}",
         )
     with permitted(path):
-        kind = _kind(path)
-    if kind in _REFUSED:
-        raise _pickle_error(path, kind)
+        kind = kind_of(path)
+    if (refused := refusal_of(path, kind)) is not None:
+        raise refused
     if kind == "flax":
         yield _tensors_of(_flax_tree(path))
     elif is_orbax(path):
         yield _tensors_of(_orbax_tree(path))
     else:
+        require_tensors(path)
         require_complete(path)
         with open_dump(path) as dump:
             entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
@@ -148,71 +133,6 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
                 )
                 for name, entry in keys.items()
             }
-
-
-def _kind(path: Path) -> str:
-    """Returns what a file is by its suffix or its first bytes: "torch", "pickle", "flax", or "" for any other."""
-    if path.suffix == ".msgpack":
-        return "flax"
-    if path.suffix in _OURS or not path.is_file():
-        return ""
-    return "torch" if path.suffix in _TORCH else _kind_of_content(path)
-
-
-def _kind_of_content(path: Path) -> str:
-    with located(str(path)), InputFile(path) as file:
-        start = file.read(0, min(file.size_bytes, len(_TORCH_START)))
-        if start == _TORCH_START or (start.startswith(LOCAL_SIGNATURE) and _has_torch_pickle(file)):
-            return "torch"
-    if path.suffix in _PICKLES or start[:2] in _PICKLE_STARTS:
-        return "pickle"
-    if path.name.startswith(_FLAX_NAME) and not path.suffix:
-        return "flax"
-    first, second = (*start, 0, 0)[:2]
-    return "flax" if first in _LONG_MAPS or (first in _SHORT_MAPS and second in _NAMES) else ""
-
-
-def _has_torch_pickle(file: InputFile) -> bool:
-    return any(name.endswith(_TORCH_PICKLE) for name in read_directory(file).members)
-
-
-def _pickle_error(path: Path, kind: str) -> DumpError:
-    """Returns the error of a file that is a pickle, with the line of Python that writes its tensors."""
-    if kind == "torch":
-        target = str(path.with_suffix(".safetensors"))
-        return DumpError(
-            f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
-            hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
-            f"save_file(torch.load({str(path)!r}, weights_only=True), {target!r}); where the file has more than a "
-            "model's tensors, add the name that these have in it behind torch.load(...), such as ['state_dict']",
-        )
-    return DumpError(
-        f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
-        hint="write its arrays as .npz, in Python: import jax, numpy, pathlib, pickle; "
-        f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
-        "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
-        "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
-    )
-
-
-def _keras_error(path: Path) -> DumpError:
-    """Returns the error of a file of Keras that is not the target's own, with the Python that writes another."""
-    if path.name.endswith(_KERAS_WEIGHTS):
-        read = f"model = ...; model.load_weights({str(path)!r})"
-    else:
-        read = f"model = keras.saving.load_model({str(path)!r})"
-    stem = str(path).removesuffix(_KERAS_WEIGHTS).removesuffix(path.suffix)
-    own = "name that model as the target"
-    if path.suffix == ".h5" and not path.name.endswith(_KERAS_WEIGHTS):  # the format of Keras 2
-        weights = f"{stem}{_KERAS_WEIGHTS}"
-        own += f", with its weights as {_KERAS_WEIGHTS}, in Python: {read}; model.save_weights({weights!r})"
-    arrays = f"numpy.savez({f'{stem}.npz'!r}, **{{each.path: numpy.asarray(each) for each in model.weights}})"
-    return DumpError(
-        f"{printable(str(path))}: only the Keras model that wrote it can read it",
-        hint=f"{own}; for a model of another library, write its weights as .npz, in Python: import keras, numpy; "
-        f"{read}; {arrays}; --map-keys renames them",
-    )
 
 
 def _flax_tree(path: Path) -> Any:
@@ -234,7 +154,10 @@ def _orbax_tree(path: Path) -> Any:
             with _without_warnings_of("absl"), orbax.PyTreeCheckpointer() as checkpointer:
 
                 def read(tree: Path) -> Any:
-                    known = checkpointer.metadata(tree.absolute()).item_metadata.tree
+                    found = checkpointer.metadata(tree.absolute()).item_metadata
+                    if found is None:
+                        raise ValueError("files of it are missing, or it is no tree")
+                    known = found.tree
                     # As arrays of the host: the devices on which they were saved need not exist here. Text is no array.
                     of_host = orbax.RestoreArgs(restore_type=np.ndarray)
                     args = jax.tree_util.tree_map(

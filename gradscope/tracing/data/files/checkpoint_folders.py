@@ -12,6 +12,7 @@ A folder of safetensors files may have an index, which names the file of each te
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,12 @@ _STEP: Final = re.compile(r"(?:.*[_-])?(\d+)")
 #: The states in the folder of our own runs, and the one in the folder of an alarm.
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
 _ALARM_STATE: Final = "state.npz"
+
+#: Files that are read together, with all in a folder, and suffixes of files that are read by themselves or refused.
+_TOGETHER: Final = (".npz", ".npy", ".safetensors")
+_ALONE: Final = frozenset({".bin", ".ckpt", ".eqx", ".h5", ".keras", ".msgpack", ".pickle", ".pkl", ".pt", ".pth"})
+#: The most of them that a message names.
+_MOST: Final = 3
 
 #: Items of a checkpoint that are the state of a training run, where it has other items, too.
 _ITEMS: Final = ("default", "state", "model")
@@ -64,11 +71,32 @@ def checkpoint_in(location: Path) -> Path:
 
 
 def choice_note(location: Path) -> Iterator[str]:
-    """Yields a sentence about which of several checkpoints in a folder is read."""
-    steps = {} if checkpoint_in(location) == location or is_orbax(location) else _steps_in(location)
+    """Yields sentences about which of several checkpoints in a folder, and which of several items, is read."""
+    chosen = checkpoint_in(location)
+    steps = {} if chosen == location or is_orbax(location) else _steps_in(location)
     if len(steps) > 1:
         name = printable(location.name)
         yield f"{name}: step {max(steps)} is read, the last of {len(steps)}; {name}/NAME is another"
+    others = [] if chosen == location or not is_orbax(chosen.parent) else trees_in(chosen.parent)
+    if len(others) > 1:
+        rest = ", ".join(printable(each.name) for each in others if each != chosen)
+        yield f"{printable(chosen.parent.name)}: {printable(chosen.name)} is read, and not {rest}"
+
+
+def require_tensors(folder: Path) -> None:
+    """Raises where a folder has none of the files that are read together, and says which others it has.
+
+    Raises:
+        DumpError: It has none.
+    """
+    below = (name for _, _, names in os.walk(folder) for name in names)
+    if not folder.is_dir() or any(name.endswith(_TOGETHER) for name in below):
+        return
+    alone = sorted(each.name for each in folder.iterdir() if each.suffix in _ALONE)
+    more = f", or one of {len(alone) - _MOST} more" if len(alone) > _MOST else ""
+    names = " or ".join(printable(str(folder / name)) for name in alone[:_MOST])
+    hint = f"name a file in it: {names}{more}" if alone else None
+    raise DumpError(f"{printable(str(folder))}: it holds no tensors that are read from a folder", hint=hint)
 
 
 def require_complete(folder: Path) -> None:
