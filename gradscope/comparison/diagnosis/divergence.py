@@ -60,6 +60,8 @@ class Blame:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
+        right: Those of them that are shown to return what the reference's return.
+        code_before: Those of them before which there is code without an entry that may have computed it.
         part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
         unpaired: The rows without a counterpart from which the first value over tolerance is computed, not only through
@@ -79,6 +81,8 @@ class Blame:
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
+    right: frozenset[str] = frozenset()
+    code_before: tuple[str, ...] = ()
     part: str = ""
     origin: ComparisonRow | None = None
     unpaired: tuple[ComparisonRow, ...] = ()
@@ -118,7 +122,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
         makers=() if name is None else readers_of(ref.layers, name),
-        part=_part(divergence.forward, ref),
+        part=_part(rows, divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=unpaired,
         unpaired_gradients=gradients,
@@ -150,10 +154,14 @@ def _params_before(
     return frozenset(params[key] for key in reached)
 
 
-def _part(first: ComparisonRow | None, program: Program) -> str:
-    """Returns the name of the value that a divergence has another name for: that of the last part of a layer."""
+def _part(rows: Sequence[ComparisonRow], first: ComparisonRow | None, program: Program) -> str:
+    """Returns the name of the value that a divergence has another name for: that of the last part of a layer.
+
+    Where the candidate computes something of that value, it has both, and the value may agree.
+    """
     name = "" if first is None else program.owner(first).partition("/")[2]
-    return name if first is not None and name.startswith(f"{first.name}/") else ""
+    agrees = any(row.status == "same" and row.family == ACTIVATION and row.name == name for row in rows)
+    return name if first is not None and name.startswith(f"{first.name}/") and not agrees else ""
 
 
 def _origin(
