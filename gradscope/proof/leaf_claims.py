@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
-from gradscope.proof.directions import DIRECTIONS, Directions, inner
+from gradscope.proof.claims import Claim, Outcome, outcome
+from gradscope.proof.directions import DIRECTIONS, Directions, common_factor, inner
 from gradscope.proof.float64 import coarsest_epsilon_of, widened
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 from gradscope.proof.surrogate import Surrogate

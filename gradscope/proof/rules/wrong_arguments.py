@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gradscope import naming
-from gradscope.proof.claims import NotFinite, Outcome, common_factor, rounded_factor
-from gradscope.proof.directions import DIRECTIONS
+from gradscope.proof.claims import NotFinite, Outcome
+from gradscope.proof.directions import DIRECTIONS, common_factor, rounded_factor
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.complex_factors import ComplexFactor, RuleOfComplex, complex_factor
 from gradscope.proof.rules.rule_calls import CustomRuleCall
