@@ -113,7 +113,6 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         return frozenset() if row is None else consequences(sources, ref.owner(row))
 
     backward = divergence.backward
-    name = None if backward is None else ref.owner(backward).partition("/")[2]
     unpaired, gradients = (
         () if row is None or row.explained else unpaired_before(rows, row, ref, cand)
         for row in (divergence.forward, backward)
@@ -121,7 +120,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
-        makers=() if name is None else readers_of(ref.layers, name),
+        makers=() if backward is None else _makers(rows, backward, ref),
         part=_part(rows, divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=unpaired,
@@ -131,6 +130,18 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
     )
+
+
+def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Program) -> tuple[str, ...]:
+    """Returns the paths of the layers that computed a gradient.
+
+    That is the module around the layer where the gradient of what the module returns agrees, which in the reference is
+    one with it: the candidate's module computes something of what the layer returns.
+    """
+    key = program.owner(first)
+    agreeing = (row for row in rows if row.family == ACTIVATION_GRAD and row.status == "same" and row.compared)
+    around = [row.name for row in agreeing if first.name.startswith(f"{row.name}/") and program.owner(row) == key]
+    return (max(around, key=len),) if around else readers_of(program.layers, key.partition("/")[2])
 
 
 def _of_loss_alone(

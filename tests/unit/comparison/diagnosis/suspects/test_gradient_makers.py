@@ -118,3 +118,21 @@ def test_a_value_that_agrees_is_not_where_a_value_made_of_it_differs() -> None:
     sentence = gs.compare(right, wrong).sentence
     assert "Forward first differs at `block`" in sentence
     assert "made in `block/dense`" not in sentence
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_follows_from_a_value_behind_the_last_layer_of_a_module_is_not_made_anew(backward: bool) -> None:
+    def loss(params: Any, batch: Any, *, fault: bool = False) -> Any:
+        x = batch["x"]
+        for name in ("one", "two", "three"):
+            with jax.named_scope(name):
+                with jax.named_scope("dense"):
+                    x = x @ params[name]
+                if fault and name == "two":
+                    x = _half(x) if backward else 1.02 * x
+        return jnp.square(x).mean()
+
+    right, wrong = (gs.capture(partial(loss, fault=each), PARAMS, BATCH, origins=False) for each in (False, True))
+    sentence = gs.compare(right, wrong).sentence
+    assert "anew" not in sentence
+    assert not backward or "differs at `two/dense` (rel_l2 0.50, made in `two`;" in sentence
