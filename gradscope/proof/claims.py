@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Final, Literal, SupportsFloat, TypeAlias
+from typing import Final, Literal, NamedTuple, SupportsFloat, TypeAlias
 
 from gradscope.proof.differences import USUAL_STEPS, Estimate, finite_difference, one_sided_derivatives
 from gradscope.proof.solvers.solver_tolerance import Tightening
@@ -23,7 +23,7 @@ _SAFETY: Final = 16.0
 #: The relative error of the claim itself, which is computed in floating point too.
 _CLAIM_ERROR: Final = 1e-9
 #: A finite difference with a larger relative error is not conclusive.
-_TOO_COARSE: Final = 0.05
+TOO_COARSE: Final = 0.05
 #: A claim that is so close to the differences at three steps, themselves ten times as close or closer, needs no others.
 _CLOSE: Final = 1e-7
 #: A derivative is zero but for rounding up to this part of the loss, where differences show none of more than that.
@@ -33,8 +33,6 @@ _UNSEEN: Final = 1e-6
 _SHRUNK: Final = 1 / 10
 #: An error up to this one may come from solvers that cannot run to a smaller tolerance, as their own rounding allows.
 _UNPROVEN: Final = 1e-3
-#: Factors that differ by less than this besides their errors are one.
-_SAME_FACTOR: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ def outcome(
         return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
-    result = _by_solvers(claim, found, result, tightened)
+    result = _by_solvers(claim, found, result, tightened, tolerance)
     return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
 
 
@@ -129,43 +127,34 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
     return replace(result, status="not smooth here")
 
 
-def common_factor(outcomes: Sequence[Outcome]) -> float:
-    """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
+class _Level(NamedTuple):
+    """A `_Level` is a claim whose solvers run longer, its finite difference, and how both compare."""
 
-    A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
-    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count, of
-    those that are near the first: a loop that is no solver computes something else where it runs longer.
-    """
-    found = {each.status for each in outcomes}
-    if "wrong" not in found or not found <= {"wrong", "correct"}:
-        return math.nan
-    errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
-    ways = list(zip(*((each.factor, *each.longer) for each in outcomes), strict=False))
-    first = ways[0][0]
-    known = (way for way in ways if all(map(math.isfinite, way)))
-    near = (way for way in known if not abs(way[0] - first) > _TOO_COARSE * max(1.0, abs(first)))
-    alike = [way for way in near if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
-    return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
+    claim: Claim
+    there: Estimate
+    compared: Outcome
 
-
-def rounded_factor(factor: float) -> float:
-    """Returns a factor to six digits, or to as many as tell it from one."""
-    apart = abs(factor - 1.0)
-    digits = max(6, 2 - math.floor(math.log10(apart))) if 0 < apart < 1 else 6
-    return float(f"{factor:.{digits}g}") + 0.0  # a zero without a sign
+    @property
+    def apart(self) -> float:
+        """How much larger the claim is than the difference, relative to the size of both."""
+        return (self.claim.derivative - self.there.value) / _size(self.claim, self.there)
 
 
 def _by_solvers(
-    claim: Claim, found: Estimate, result: Outcome, tightened: Mapping[Tightening, Callable[[], Claim]]
+    claim: Claim,
+    found: Estimate,
+    result: Outcome,
+    tightened: Mapping[Tightening, Callable[[], Claim]],
+    tolerance: float,
 ) -> Outcome:
     """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error.
 
     A small error that none of them shows again, and none explains, proves nothing. An error may be small along one
     direction by chance, where that of claim and differences happen to be alike; so what shrinks is the largest error of
-    the solvers so far.
+    the solvers so far. What is left of an error is the rule's where solvers that have come to their end leave it.
     """
     first: Outcome | None = None
-    factors: list[float] = []
+    levels: dict[Tightening, _Level] = {}
     shown: list[bool] = []
     largest = last = result.error
     for tightening, make in tightened.items():
@@ -173,20 +162,56 @@ def _by_solvers(
             break  # the error stays where it is, however long the solvers run
         tighter = make()
         there = finite_difference(tighter.loss_at, tighter.epsilon)
+        again = _compared(tighter, there, tolerance)
+        levels[tightening] = _Level(tighter, there, again)
         explained = _with_solvers(claim, found, result, tighter, there, largest=largest)
-        if explained is not None and explained.status == "correct":
-            return explained
-        first = first or explained
-        again = _compared(tighter, there)
+        first = explained if explained is not None and (first is None or first.status != "correct") else first
+        if first is not None and first.status == "correct" and again.status != "wrong":
+            break
         last = again.error
-        near = _moved(claim, found, tighter, there) <= _TOO_COARSE  # farther away, a loop may be no solver
+        near = _moved(claim, found, tighter, there) <= TOO_COARSE  # farther away, a loop may be no solver
         if again.status == "wrong" and near and not there.rough and again.error > largest:
             largest = again.error
-        factors.append(again.factor)
         shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
+    factors = tuple(each.compared.factor for each in levels.values())
     if first is None and shown and not any(shown) and result.error <= _UNPROVEN:
         return replace(result, status="not checked", expected=_UNPROVEN)
-    return first or replace(result, longer=tuple(factors))
+    first = first or _unsettled(claim, found, result, levels)
+    if first is not None and (first.status != "correct" or not _leave_error(levels)):
+        return replace(first, longer=factors)
+    return replace(result, longer=factors)
+
+
+def _unsettled(claim: Claim, found: Estimate, result: Outcome, levels: Mapping[Tightening, _Level]) -> Outcome | None:
+    """Returns the outcome of a claim whose error is small beside those of slow solvers; None where it is not.
+
+    Where the solvers run longest, claim and difference are far less apart than they have moved, and still move: an
+    error of the rule would stay where it is.
+    """
+    if not {"many repetitions", "most repetitions"} <= levels.keys():
+        return None
+    before, last = levels["many repetitions"], levels["most repetitions"]
+    moved = _moved(claim, found, last.claim, last.there)
+    moving = _moved(before.claim, before.there, last.claim, last.there)
+    expected = result.expected + last.compared.expected + last.compared.error + moved
+    less = last.compared.error <= _SHRUNK * moved and moving > _SHRUNK * last.compared.error
+    known = less and result.error <= moved and not last.there.rough and expected <= TOO_COARSE
+    return replace(result, status="correct", expected=expected) if known else None
+
+
+def _leave_error(levels: Mapping[Tightening, _Level]) -> bool:
+    """Returns whether solvers have come to their end and leave an error.
+
+    All that run longer have to leave it, in whichever way they do, and those that repeat most have to repeat nothing
+    new: a solver may be slow, and of those of a rule and its function, one way may be for one of them alone.
+    """
+    if not {"many repetitions", "most repetitions"} <= levels.keys():
+        return False
+    before, last = levels["many repetitions"], levels["most repetitions"]
+    ends = [levels[each] for each in ("further", "most repetitions") if each in levels]
+    wrong = all(each.compared.status == "wrong" and not each.there.rough for each in ends)
+    still = _moved(before.claim, before.there, last.claim, last.there) <= _SHRUNK * last.compared.error
+    return wrong and still and all(abs(each.apart - last.apart) <= _SHRUNK * last.compared.error for each in ends)
 
 
 def _moved(claim: Claim, found: Estimate, tighter: Claim, there: Estimate) -> float:
@@ -212,10 +237,10 @@ def _with_solvers(
     moved = abs(claim.derivative - tighter.derivative) / size
     expected = again.expected + moved
     with_differences = result.expected + again.expected + again.error + _moved(claim, found, tighter, there)
-    if with_differences <= _TOO_COARSE:
+    if with_differences <= TOO_COARSE:
         return replace(result, status="correct", expected=with_differences)
     error = abs(claim.derivative - there.value) / size
-    if error <= expected <= _TOO_COARSE:
+    if error <= expected <= TOO_COARSE:
         return replace(result, status="correct", error=error, expected=expected)
     if again.error > expected and moved <= _SHRUNK * again.error:
         return None  # the claim is what it would be with an exact solver, and still not the derivative
@@ -247,7 +272,7 @@ def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:
         return Outcome(status="correct", error=0.0, expected=_CLAIM_ERROR)
     error = abs(claim.derivative - found.value) / size
     explained = _SAFETY * found.error / size + _CLAIM_ERROR
-    if explained > _TOO_COARSE and error <= explained:
+    if explained > TOO_COARSE and error <= explained:
         return Outcome(status="not checked", error=error, expected=explained)
     expected = max(explained, tolerance)
     known = abs(found.value) > _SAFETY * found.error

@@ -13,10 +13,11 @@ from gradscope import naming
 from gradscope.capturing.explain.self_check import rounding
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
-from gradscope.proof.claims import Outcome, Status, rounded_factor
+from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.wrong_arguments import WrongArgument
+from gradscope.proof.rules.wrong_factors import rounded_factor
 from gradscope.tracing.leaves import Leaf
 
 #: Why a rule is not checked by itself, though the gradients that are made by it are.

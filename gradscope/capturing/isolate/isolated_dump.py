@@ -187,16 +187,23 @@ class IsolatedDump:
         return slices or {(): tensor.boundaries}
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
-        """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""
+        """Returns the pairs of tensors that were made, by the reference's key; each pair of tensors under one name.
+
+        What is one tensor in the reference may be several in the candidate, where that computes more.
+        """
         ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
+        pairs: dict[tuple[str, tuple[str, ...]], dict[str, Match]] = {}
         for match in matches:
             owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
-            if owner in found:
-                continue
+            pairs.setdefault((owner, keys), {})[match.ref] = match
+        own = {owner for (owner, _), named in pairs.items() if owner in named}
+        for (owner, keys), named in pairs.items():
+            name, match = next(iter(named.items()))
+            name = owner if owner in named or owner not in own | found.keys() else name
             if why := self._why_not(owner, keys):
                 self.left_out.append(LeftOut(name=owner, why=why))
             elif all(key in self._tensors for key in keys):
-                found[owner] = replace(match, ref=owner, recipe=replace(match.recipe, keys=keys))
+                found[name] = replace(match, ref=name, recipe=replace(match.recipe, keys=keys))
         return found
 
     def _why_not(self, owner: str, keys: Iterable[str]) -> str:

@@ -75,7 +75,7 @@ def isolate(
         with reads_remembered():
             found = reproduce(model, name, opened, other)
     write_reproduction(folder, found, file=_FILE, dumps=read, force=force)
-    for line in _summary(output, found):
+    for line in _summary(output, found, asked=name):
         print_line(line)
 
 
@@ -90,7 +90,7 @@ def _require_free(folder: Path, *, force: bool, dumps: Sequence[Path]) -> None:
         checked_file(folder / f"{_FILE}.{suffix}", force=force, inputs=dumps)
 
 
-def _summary(folder: Path, found: Reproduction) -> list[str]:
+def _summary(folder: Path, found: Reproduction, *, asked: str) -> list[str]:
     from gradscope.naming.paths import BEFORE
     from gradscope.naming.wording import counted
 
@@ -108,6 +108,9 @@ def _summary(folder: Path, found: Reproduction) -> list[str]:
     if unjudged:
         gradients = f"gradient{'s' if len(unjudged) > 1 else ''} of {', '.join(unjudged)}"
         lines.append(f"unjudged  {gradients}: the dump does not have the term of this layer alone")
+    if found.name.startswith(BEFORE) and not asked.startswith(BEFORE):
+        without = f"no gradient that the dump has for what {found.name.removeprefix(BEFORE)} reads shows its error"
+        lines.append(f"inputs    {without}: the script has the code before it, too")
     if found.computed and not found.name.startswith(BEFORE):
         computed = f"{', '.join(found.computed)} {'is' if len(found.computed) == 1 else 'are'} computed by the model"
         lines.append(f"inputs    {computed}; '{BEFORE}{found.name}' has the code that computes this, too")

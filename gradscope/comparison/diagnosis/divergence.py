@@ -60,6 +60,8 @@ class Blame:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
+        right: Those of them that are shown to return what the reference's return.
+        code_before: Those of them before which there is code without an entry that may have computed it.
         part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
         unpaired: The rows without a counterpart from which the first value over tolerance is computed, not only through
@@ -79,6 +81,8 @@ class Blame:
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
+    right: frozenset[str] = frozenset()
+    code_before: tuple[str, ...] = ()
     part: str = ""
     origin: ComparisonRow | None = None
     unpaired: tuple[ComparisonRow, ...] = ()
@@ -109,7 +113,6 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         return frozenset() if row is None else consequences(sources, ref.owner(row))
 
     backward = divergence.backward
-    name = None if backward is None else ref.owner(backward).partition("/")[2]
     unpaired, gradients = (
         () if row is None or row.explained else unpaired_before(rows, row, ref, cand)
         for row in (divergence.forward, backward)
@@ -117,8 +120,8 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
-        makers=() if name is None else readers_of(ref.layers, name),
-        part=_part(divergence.forward, ref),
+        makers=() if backward is None else _makers(rows, backward, ref),
+        part=_part(rows, divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=unpaired,
         unpaired_gradients=gradients,
@@ -127,6 +130,18 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
     )
+
+
+def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Program) -> tuple[str, ...]:
+    """Returns the paths of the layers that computed a gradient.
+
+    That is the module around the layer where the gradient of what the module returns agrees, which in the reference is
+    one with it: the candidate's module computes something of what the layer returns.
+    """
+    key = program.owner(first)
+    agreeing = (row for row in rows if row.family == ACTIVATION_GRAD and row.status == "same" and row.compared)
+    around = [row.name for row in agreeing if first.name.startswith(f"{row.name}/") and program.owner(row) == key]
+    return (max(around, key=len),) if around else readers_of(program.layers, key.partition("/")[2])
 
 
 def _of_loss_alone(
@@ -150,10 +165,14 @@ def _params_before(
     return frozenset(params[key] for key in reached)
 
 
-def _part(first: ComparisonRow | None, program: Program) -> str:
-    """Returns the name of the value that a divergence has another name for: that of the last part of a layer."""
+def _part(rows: Sequence[ComparisonRow], first: ComparisonRow | None, program: Program) -> str:
+    """Returns the name of the value that a divergence has another name for: that of the last part of a layer.
+
+    Where the candidate computes something of that value, it has both, and the value may agree.
+    """
     name = "" if first is None else program.owner(first).partition("/")[2]
-    return name if first is not None and name.startswith(f"{first.name}/") else ""
+    agrees = any(row.status == "same" and row.family == ACTIVATION and row.name == name for row in rows)
+    return name if first is not None and name.startswith(f"{first.name}/") and not agrees else ""
 
 
 def _origin(

@@ -16,6 +16,7 @@ from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources
+from gradscope.naming import is_gradient, split_key
 
 #: Growth above which an error counts as made by the layer itself.
 FLAGGED: Final = 10.0
@@ -35,12 +36,19 @@ class Error:
 def errors_of(pairs: Sequence[MeasuredPair]) -> dict[str, Error]:
     """Returns the errors of pairs by the keys of the reference's owners.
 
+    Where the candidate computes something of what a module's last layer returns, and the reference does not, two of its
+    tensors are one there: what is computed from that inherits the error of the last of them.
+
     Args:
         pairs: The pairs.
     """
     errors: dict[str, Error] = {}
     for pair in pairs:
         found = pair.evidence
+        # The layer's own name is that of the first value, and of the last gradient.
+        last = (pair.match.ref == pair.owner) is is_gradient(split_key(pair.owner)[0])
+        if pair.owner in errors and not last:
+            continue
         # What is zero but for rounding has a relative error that means nothing.
         if pair.rounding is not None and is_within(found, pair.rounding):
             errors[pair.owner] = Error(rel_l2=0.0, tolerance=pair.tolerance)

@@ -101,17 +101,18 @@ def _directions(
 ) -> list[str]:
     seen = {row.family for row in rows if row.compared}
     backwards = blame if divergence.backward_only else Blame()
+    made_backward = "" if divergence.backward is None else _made_backward(divergence.backward, blame)
     forward, backward = (
-        f"{name} {'agrees' if first is None else _where(first, makers, _outside(unpaired, blame.parts), own)}"
+        f"{name} {'agrees' if first is None else _where(first, made, _outside(unpaired, blame.parts), own)}"
         if first is not None or seen.intersection(families)
         else ""
-        for name, first, families, makers, unpaired, own in (
-            ("Forward", divergence.forward, FORWARD, (blame.part,) if blame.part else (), blame.unpaired, blame),
-            ("Backward", divergence.backward, BACKWARD, blame.makers, blame.unpaired_gradients, backwards),
+        for name, first, families, made, unpaired, own in (
+            ("Forward", divergence.forward, FORWARD, _in_layers([blame.part]), blame.unpaired, blame),
+            ("Backward", divergence.backward, BACKWARD, made_backward, blame.unpaired_gradients, backwards),
         )
     )
     if blame.origin is not None:
-        origin = f"{quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
+        origin = f"{quoted(blame.origin.name)}{_in_brackets(blame.origin, '')}"
         begins = f", and the error begins at {origin}, within its tolerance"
         forward, backward = (forward + begins, backward) if divergence.forward else (forward, backward + begins)
     if losses is not None and losses.at_loss:
@@ -134,12 +135,25 @@ def _at_loss(losses: LossDifference) -> str:
     return f"Forward {'' if losses.alone else 'first '}differs at the loss ({losses.values}){before}"
 
 
-def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
+def _in_layers(makers: Sequence[str]) -> str:
+    """Returns in which layers something was made, in words; "" where none is named."""
+    return f"in {some_of(named)}" if (named := [*filter(None, makers)]) else ""
+
+
+def _made_backward(first: ComparisonRow, blame: Blame) -> str:
+    """Returns where the first gradient that differs was made, in words; "" where that is not known."""
+    makers, before = [path for path in blame.makers if path not in blame.right], list(blame.code_before)
+    them = "it" if len(before) == 1 else "them"
+    between = [f"between {quoted(first.name)} and {them if before == makers else some_of(before)}"] if before else []
+    return " or ".join(filter(None, (_in_layers(makers), *between)))
+
+
+def _where(first: ComparisonRow, made: str, unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
     """Returns where a direction first differs, as far as that is known; the suspects of a blame are those of it."""
     if blame.unrecorded:
-        bare = _in_brackets(replace(first, made_here=False, inputs_paired=False), makers)
+        bare = _in_brackets(replace(first, made_here=False, inputs_paired=False), made)
         return f"first differs at {quoted(first.name)}{bare}, {blame.unrecorded}"
-    place = f"{quoted(first.name)}{_in_brackets(first, makers)}"
+    place = f"{quoted(first.name)}{_in_brackets(first, made)}"
     if turned := [row for row in blame.suspects if row.status == "same"]:
         orders = " or ".join(f"{quoted(row.name)}, which agrees in another order ({row.made_by})" for row in turned)
         return f"first differs at {orders} that nothing else has, or at {place}"
@@ -191,14 +205,14 @@ def _only_gradients(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return differing if all(is_gradient(row.family) for row in differing) else []
 
 
-def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
+def _in_brackets(row: ComparisonRow, where: str) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0)) if row.inputs_paired else 0.0
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
     blame = f", made here{'' if row.reads_recorded else ' or right before it'}" if row.made_here else blame
     noise = f", {times(as_float(row.metrics['noise']))} noise" if "noise" in row.metrics else ""
-    made = f", made in {some_of(makers)}" if growth > FLAGGED and makers else ""
+    made = f", made {where}" if growth > FLAGGED and where else ""
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2

@@ -9,5 +9,5 @@
 - `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
 - `rule_claims` compares each rule with finite differences of its function.
 - `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one;
-  `complex_factors` finds a complex one.
+  `wrong_factors` finds that.
 """

@@ -182,3 +182,47 @@ def test_what_a_script_cannot_judge_is_said(tmp_path: Path) -> None:
     done = gradscope("isolate", "first", "tied.npz", "tied.py", "-o", "repro", folder=tmp_path)
     assert "expected  2 of 3 arrays are the dump's, the others from a run of the layer" in done.output
     assert "unjudged  gradient of w: the dump does not have the term of this layer alone" in done.output
+
+
+#: Examples take branches of their own; the rule of one of them is right, and wrong where its factor is another.
+BRANCHES = """
+import jax, jax.numpy as jnp
+
+@jax.custom_vjp
+def passed(x):
+    return x
+
+passed.defvjp(lambda x: (x, None), lambda _, cotangent: (1.0 * cotangent,))
+
+def init(key):
+    return {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)}
+
+def batch(key, size):
+    return jax.random.normal(key, (size, 3))
+
+def loss(variables, batch):
+    def branch(x):
+        with jax.named_scope("branch"):
+            return passed(jnp.sin(x))
+
+    def one(x):
+        with jax.named_scope("dense"):
+            x = x @ variables["w"]
+        return jax.lax.cond(x.sum() > 0, branch, jnp.tanh, x)
+
+    return jnp.square(jax.vmap(one)(batch)).mean()
+"""
+
+
+def test_the_code_before_a_layer_comes_with_it_where_only_that_shows_the_fault(tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text(BRANCHES)
+    (tmp_path / "wrong.py").write_text(BRANCHES.replace("1.0 * cotangent", "1.1 * cotangent"))
+    assert gradscope("dump", "right.py", "-o", "right.npz", folder=tmp_path).status == 0
+    assert run(reproduced(tmp_path, "branch", "right.npz", "right.py")).status == 0
+    done = gradscope("isolate", "branch", "right.npz", "wrong.py", "-o", "repro", folder=tmp_path)
+    assert "repro/isolated.py  before branch: 1 input, 1 output" in done.output
+    assert (
+        "inputs    no gradient that the dump has for what branch reads shows its error: the script has the code before "
+        "it, too"
+    ) in done.output
+    assert run(tmp_path / "repro" / "isolated.py").status == 1

@@ -12,7 +12,7 @@ import pytest
 from jax import Array
 
 import gradscope as gs
-from tests.oracle.isolation.isolating import isolated, wrong
+from tests.oracle.isolation.isolating import isolated, of_losses, wrong
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -151,3 +151,23 @@ def test_a_wrong_slice_that_a_loop_in_a_loop_reads_is_blamed_on_its_iteration(at
     found = isolated(one, one, partial(nested, wrong_iteration=at), params, BATCH)
     assert wrong(found) == [f"loop[{at[0]}][{at[1]}]/mix"]
     assert [(row.vjp.name, row.shared_with) for row in found.different if row.vjp] == [("cells", ())]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_module_that_computes_more_than_its_last_layer_in_the_candidate_alone(backward: bool) -> None:
+    """What the module and its last layer return is one tensor of the reference."""
+
+    def loss(params: Any, batch: Any, *, fault: bool = False) -> Array:
+        with jax.named_scope("first"):
+            x = jnp.tanh(batch["x"] @ params["dense"])
+        with jax.named_scope("block"):
+            with jax.named_scope("dense"):
+                x = x @ params["shared"]
+            if fault:
+                x = wrong_backward(x) if backward else 1.02 * x
+        return jnp.square(x).mean()
+
+    (row,) = of_losses(loss, partial(loss, fault=True), PARAMS, BATCH).different
+    assert row.name == "block"
+    assert row.forward is not None
+    assert row.forward.status == ("same" if backward else "different")

@@ -19,6 +19,7 @@ from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
 from tests.oracle.isolation import test_blame as blame
+from tests.oracle.isolation.isolating import of_losses, wrong
 from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
 from tests.support.data import evenly
@@ -85,6 +86,50 @@ def test_the_code_before_a_layer_shows_its_fault(
     assert found.computed == (() if name.startswith("before") else ("x",))
     again = reproduce(Model.of_values("model", network, PARAMS, BATCH), name, reference)
     assert ran(tmp_path, again).status == 0
+
+
+def branching(params: Any, batch: Any, *, fault: str = "") -> Any:
+    """Each example takes a branch of its own, so that both run on masked copies of what was passed."""
+
+    def made(name: str, y: Any) -> Any:
+        return blame.wrong_backward(y) if name == fault else y
+
+    def one(x: Any) -> Any:
+        with jax.named_scope("dense"):
+            x = jnp.tanh(x @ params["dense"])
+
+        def first(x: Any) -> Any:
+            with jax.named_scope("first"):
+                with jax.named_scope("inner"):
+                    x = x @ params["first"]
+                return made("first", jnp.sin(x))
+
+        def second(x: Any) -> Any:
+            with jax.named_scope("second"):
+                return made("second", jnp.tanh(x @ params["second"]))
+
+        x = jax.lax.cond(x.sum() < 0, first, second, x)
+        with jax.named_scope("head"):
+            return made("head", x @ params["head"])
+
+    return (jax.vmap(one)(batch["x"]) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [("first", "before first"), ("second", "before second"), ("head", "head"), ("", "first")]
+)
+def test_a_branch_of_each_example_shows_its_fault(tmp_path: Path, fault: str, name: str) -> None:
+    names = ("dense", "first", "second", "head")
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = {each: 0.4 * jax.random.normal(key, (6, 6)) for each, key in zip(names, keys, strict=False)}
+    batch = {"x": jax.random.normal(keys[4], (8, 6))}
+    reference = gs.capture(branching, params, batch, origins=False).source
+    loss = partial(branching, fault=fault)
+    isolation = of_losses(branching, loss, params, batch, origins=False)
+    assert wrong(isolation) == ([fault] if fault else [])
+    found = reproduce(Model.of_values("model", loss, params, batch), name.removeprefix("before "), reference)
+    assert found.name == name
+    assert ran(tmp_path, found).status == (1 if fault else 0)
 
 
 @pytest.mark.parametrize("transform", [lambda loss: loss, jax.jit])

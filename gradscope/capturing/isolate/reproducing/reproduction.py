@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain, count
 from keyword import iskeyword
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,10 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_values
 from gradscope.capturing.isolate.isolate import judged_layers
+from gradscope.capturing.isolate.layer_inputs import known_source
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
+from gradscope.capturing.isolate.reproducing.expectation import Expectation, Origin
 from gradscope.capturing.isolate.reproducing.gradient_floors import accepted, gradient_floors
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
@@ -43,6 +45,7 @@ from gradscope.comparison.precision import coarser
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.instrument.isolating import IsolatedRun
+from gradscope.naming.paths import BEFORE
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.frames import Frame, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -55,30 +58,6 @@ from gradscope.tracing.user_frames import user_code
 
 #: JAX's names of the implementations of random keys, by the dtypes of their keys.
 _KEYS: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-
-#: Where an expected array comes from: the dump, the dump's sum less the terms of other layers, or a run of the layer
-#: when the script was written.
-Origin: TypeAlias = Literal["dump", "rest", "run"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """An `Expectation` is one array that the script must compute.
-
-    Attributes:
-        name: The output's name, or the name of the input whose gradient it is.
-        array: The array.
-        origin: Where it comes from.
-        tolerance: The largest `rel_l2` that is accepted.
-        floor: The largest l2 norm of the difference that is accepted whatever the tolerance, as it is rounding; 0
-            where the array is no sum whose terms cancel.
-    """
-
-    name: str
-    array: Array
-    origin: Origin
-    tolerance: float
-    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +90,17 @@ class Reproduction:
     computed: tuple[str, ...] = ()
     whose: str = "the dump's"
 
+    @property
+    def shows_error(self) -> bool:
+        """Whether the script shows an error of the layer as it was when the script was written."""
+        return any(each.differs for each in (*self.outputs, *self.gradients))
+
 
 def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource | None = None) -> Reproduction:
     """Returns one layer of a model with its inputs and expected results from a dump.
+
+    Where `compare --isolate` charges the layer with an error that shows in none of the gradients which the dump has for
+    what it reads, the code that computes what it reads is included, as for `before LAYER`.
 
     Args:
         model: The model.
@@ -132,47 +119,90 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
         DumpError: The dump is damaged.
     """
     dumps = Dumps(ref=dump if reference is None else reference, cand=dump)
-    matched, placing = paired(dumps)
-    arguments = pinned_arguments(model, dumps, placing)
-    pinned = pinned_values(arguments.trace, dump, placing)
-    name = own_name(name, dumps, matched)
-    isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
-    if is_hidden(isolated.layer.frame):
-        raise UsageError(
-            f"{naming.printable(name)} is inside a custom rule or a sharded function",
-            hint="isolate the layer around it",
-        )
-    values = LayerValues(isolated, arguments, pinned, placing, loss=dumps.ref.manifest.loss)
-    variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
-    with user_code(f"running {isolated.name} of {model.name}"):
-        seen = observe_values(arguments.trace, arguments.leaves, variables)
-        inputs = {
-            variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
-            for variable in variables
-        }
-        found = _reproduction(isolated, values, inputs, products=dumps.products)
-    if any(each.origin == "run" for each in found.gradients):
-        layers = judged_layers(
-            model, arguments, dumps,
-            matched=matched, placing=placing, options=CompareOptions(), timings=Timings(), computed=isolated.encloses,
-        )  # fmt: skip
-        own = {isolated.name, *map(pinned.name, filter(isolated.makes, pinned.keys))}
-        returned = [row.vjp for row in layers.isolation.rows if row.name in own and row.vjp is not None]
-        if any(each.status == "different" for each in returned):
-            found = replace(found, gradients=_of_rest(isolated, values, found.gradients, layers.run))
+    reproducing = _Reproducing(model, dumps)
+    name = own_name(name, dumps, reproducing.matched)
+    found, charged = reproducing.of(name)
+    if charged and not found.shows_error and not name.startswith(BEFORE) and found.computed:
+        wider, _ = reproducing.of(f"{BEFORE}{found.name}")
+        found = wider if wider.shows_error else found
     return found if reference is None else replace(found, whose="the reference's")
+
+
+class _Reproducing:
+    """`_Reproducing` makes the reproductions of a model's layers.
+
+    Args:
+        model: The model.
+        dumps: The dump whose values they have, and the model's.
+
+    Attributes:
+        matched: The pairs of the dumps' tensors.
+    """
+
+    def __init__(self, model: Model, dumps: Dumps) -> None:
+        self._model = model
+        self._dumps = dumps
+        self.matched, self._placing = paired(dumps)
+        self._arguments = pinned_arguments(model, dumps, self._placing)
+        self._pinned = pinned_values(self._arguments.trace, dumps.cand, self._placing)
+
+    def of(self, name: str) -> tuple[Reproduction, bool]:
+        """Returns the reproduction of a layer, and whether the layer is charged with a wrong gradient.
+
+        Only a layer with gradients whose terms the dump does not have is tried for that.
+        """
+        trace = self._arguments.trace
+        isolated = isolated_layer(trace.layers, trace.root, name, _known(trace, self._pinned))
+        if is_hidden(isolated.layer.frame):
+            raise UsageError(
+                f"{naming.printable(name)} is inside a custom rule or a sharded function",
+                hint="isolate the layer around it",
+            )
+        values = LayerValues(isolated, self._arguments, self._pinned, self._placing, loss=self._dumps.ref.manifest.loss)
+        variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
+        with user_code(f"running {isolated.name} of {self._model.name}"):
+            seen = observe_values(trace, self._arguments.leaves, variables)
+            inputs = {
+                variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
+                for variable in variables
+            }
+            found = _reproduction(isolated, values, inputs, products=self._dumps.products)
+        charging = any(each.origin == "run" for each in found.gradients) and self._charging(isolated)
+        if not charging:
+            return found, False
+        differentiated = LayerFunctions(isolated).differentiated
+        gradients = tuple(
+            each.of_rest(values.full_gradient(atom), values.gradient_in(charging, atom))
+            if each.origin == "run"
+            else each
+            for atom, each in zip(differentiated, found.gradients, strict=True)
+        )
+        return replace(found, gradients=gradients), True
+
+    def _charging(self, isolated: IsolatedLayer) -> IsolatedRun | None:
+        """Returns the run of all layers by themselves that shows a layer to return wrong gradients; None for none."""
+        layers = judged_layers(
+            self._model, self._arguments, self._dumps,
+            matched=self.matched, placing=self._placing, options=CompareOptions(), timings=Timings(),
+            computed=isolated.encloses,
+        )  # fmt: skip
+        own = {isolated.name, *map(self._pinned.name, filter(isolated.makes, self._pinned.keys))}
+        returned = [row.vjp for row in layers.isolation.rows if row.name in own and row.vjp is not None]
+        return layers.run if any(each.status == "different" for each in returned) else None
 
 
 def _known(trace: Trace, pinned: PinnedValues) -> Known:
     """Returns whether a dump has the value of an atom, or that is a view of a parameter."""
-    loops = {frame.key: len(frame.loops) for frame in trace.root.walk()}
+    frames = {frame.key: frame for frame in trace.root.walk()}
     params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == naming.PARAM}
     views = ParameterOrigins(params)
 
     def known(frame: Frame, atom: Atom, iteration: naming.IterationIndex) -> bool:
         value = resolve(frame, atom)
-        stored = value is not None and ValueAt(value, iteration[: loops[value.frame]]) in pinned.keys
-        return stored or bool(views.names(frame, atom))
+        if value is None:
+            return bool(views.names(frame, atom))
+        value_at = ValueAt(value, iteration[: len(frames[value.frame].loops)])
+        return known_source(frames, pinned, value_at) in pinned.keys or bool(views.names(frame, atom))
 
     return known
 
@@ -236,7 +266,8 @@ def _reproduction(
         tolerance = max(default_tolerance(family, dtype, each, products=products) for each in (dtype, *inside))
         origin: Origin = "run" if of_dump is None else "dump"
         array = own if of_dump is None else of_dump
-        return Expectation(name=name, array=array, origin=origin, tolerance=tolerance, floor=accepted(floor, array))
+        floor_l2 = accepted(floor, array)
+        return Expectation(name=name, array=array, returned=own, origin=origin, tolerance=tolerance, floor=floor_l2)
 
     return Reproduction(
         name=isolated.name,
@@ -256,33 +287,6 @@ def _reproduction(
         ),
         computed=tuple(input_names[atom] for atom in functions.differentiated if values.origin(atom) == COMPUTED),
     )
-
-
-def _of_rest(
-    isolated: IsolatedLayer, values: LayerValues, gradients: Sequence[Expectation], run: IsolatedRun
-) -> tuple[Expectation, ...]:
-    """Returns the expected gradients, with what is left of the dump's sums where it has no term of the layer alone."""
-    differentiated = LayerFunctions(isolated).differentiated
-    return tuple(
-        _rest(each, values.full_gradient(atom), values.gradient_in(run, atom)) if each.origin == "run" else each
-        for atom, each in zip(differentiated, gradients, strict=True)
-    )
-
-
-def _rest(own: Expectation, of_dump: Array | None, summed: Array | None) -> Expectation:
-    """Returns the term that is right if those of the other layers are.
-
-    Args:
-        own: What the layer returns.
-        of_dump: The dump's sum; None where it has none.
-        summed: The sum of what the layers return.
-    """
-    if of_dump is None or summed is None or not own.array.shape == of_dump.shape == summed.shape:
-        return own
-    array = (own.array + (of_dump - summed)).astype(own.array.dtype)
-    # The sum is right to its own rounding, of which a small term has more.
-    share = float(np.linalg.norm(of_dump.ravel()) / (np.linalg.norm(array.ravel()) or 1.0))
-    return replace(own, array=array, origin="rest", tolerance=own.tolerance * max(1.0, share))
 
 
 def _cotangent(values: LayerValues, atom: Atom) -> Array:

@@ -13,7 +13,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
-from gradscope.capturing.isolate.reproducing.reproduction import Expectation, Reproduction
+from gradscope.capturing.isolate.reproducing.expectation import Expectation
+from gradscope.capturing.isolate.reproducing.reproduction import Reproduction
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.atomic_folder import write_folder
 from gradscope.dump.storage.writing.companions import write_together

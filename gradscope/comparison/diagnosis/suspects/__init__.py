@@ -5,6 +5,7 @@ differs, the step may be at fault, or the layer that computes that value. The te
 
 - `suspects`: chooses between the steps and the layer, and puts the steps in order.
 - `gradient_suspects`: the same backward.
+- `gradient_makers`: the layer that returns the first gradient that differs, or the code before it.
 - `reading`: which steps are right by what the layer of the divergence reads.
 - `replaying`: a stretch of a program computed again with another step in the place of one.
 - `flat_steps`: steps that one program leaves out, as gradients pass where they are flat.

@@ -25,6 +25,7 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.flat_steps import left_out_among
+from gradscope.comparison.diagnosis.suspects.gradient_makers import with_gradient_makers
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
@@ -62,6 +63,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     divergence = first_divergence(rows)
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return blame
+    blame = with_gradient_makers(dumps, pairing, divergence.backward, blame)
     blame = replace(blame, turned=turned_parameters(dumps, pairing.matched))
     turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
     if turned is not None and blame.origin is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
-from gradscope.proof.claims import Claim, Outcome, Status, common_factor, outcome
+from gradscope.proof.claims import Claim, Outcome, Status, outcome
 from gradscope.proof.differences import finite_difference, one_sided_derivatives
+from gradscope.proof.rules.wrong_factors import common_factor
+from gradscope.proof.solvers.solver_tolerance import Tightening
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -134,3 +137,39 @@ def test_the_factor_of_a_wrong_claim_is_one_along_all_directions(
         for status, factor in zip(statuses, factors, strict=True)
     ]
     assert common_factor(found) == pytest.approx(expected, nan_ok=True)
+
+
+def with_solvers(errors_of: Callable[[int], tuple[float, float]]) -> Outcome:
+    """The outcome of a claim of 1 whose rule and function have errors that depend on how often a solver repeats."""
+
+    def claim(times: int) -> Claim:
+        of_rule, of_function = errors_of(times)
+        return Claim(loss_at=lambda step: (1 + of_function) * step, derivative=1 + of_rule, scale=1.0, epsilon=EPSILON)
+
+    ways: dict[Tightening, int] = {"repetitions": 4, "many repetitions": 64, "most repetitions": 512}
+    return outcome(claim(1), lambda: claim(1), {way: partial(claim, times) for way, times in ways.items()})
+
+
+@pytest.mark.parametrize(
+    ("rule", "status"), [(0.0, "correct"), (3e-4, "wrong"), (1e-3, "wrong"), (1e-2, "wrong"), (1e-1, "wrong")]
+)
+def test_solvers_that_come_to_their_end_leave_the_error_of_the_rule(rule: float, status: str) -> None:
+    """A larger error of a rule is no better hidden by those of a solver than a smaller one."""
+    found = with_solvers(lambda times: (1e-2 * 2.0**-times + rule, -1e-2 * 2.0**-times))
+    assert found.status == status
+
+
+def test_a_slow_solver_whose_errors_are_alike_by_chance_is_no_wrong_rule() -> None:
+    errors = {1: (5e-4, 4.4e-4), 4: (1.3e-4, 1e-4), 64: (1e-5, 3e-5), 512: (4e-6, -6e-6)}
+    assert with_solvers(errors.__getitem__).status == "correct"
+    assert with_solvers(lambda times: (errors[times][0] + 2e-2, errors[times][1])).status == "wrong"
+
+
+def test_a_factor_is_not_that_of_one_direction_where_solvers_hide_the_other() -> None:
+    def found(factors: tuple[float, ...], status: Status, expected: float) -> Outcome:
+        return Outcome(status=status, error=1e-2, expected=expected, factor=factors[0], longer=factors[1:])
+
+    one = found((1.0087, 1.003, 1.0013), "wrong", 1e-7)
+    assert math.isnan(common_factor([one, found((1.035, 1.009, 1.0002), "correct", 3e-2)]))
+    slow = found((1.035, 1.014, 1.01001), "correct", 3e-2)
+    assert common_factor([found((1.0137, 1.0109, 1.01), "wrong", 1e-7), slow]) == pytest.approx(1.01, abs=1e-5)

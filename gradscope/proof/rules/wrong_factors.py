@@ -1,4 +1,4 @@
-"""`complex_factor` tells by which complex number a rule is wrong, or that it returns the conjugate of the derivative.
+"""`common_factor` tells by which number a rule is wrong along all directions, `complex_factor` by which complex one.
 
 JAX's gradient of a real function of a complex number is the conjugate of what other libraries return, and a rule that
 was written for those is wrong by that. A real factor is seen along one direction. A complex one turns it: with a factor
@@ -7,17 +7,54 @@ a + ib, a rule's derivative along d is a times the derivative along d, and b tim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from gradscope.proof.claims import Outcome
+from gradscope.proof.claims import TOO_COARSE, Outcome
 from gradscope.proof.directions import DIRECTIONS
 
 #: Parts of a factor that are smaller than this, relative to the whole, are zero.
 _NO_PART: Final = 1e-6
+#: Factors that differ by less than this besides their errors are one.
+_SAME_FACTOR: Final = 1e-4
+#: How far apart factors may be that solvers hide, as a share of how far one is from one.
+_OF_FACTOR: Final = 0.1
+
+
+def common_factor(outcomes: Sequence[Outcome]) -> float:
+    """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
+
+    A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
+    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count, of
+    those that are near the first: a loop that is no solver computes something else where it runs longer. They have to
+    agree far better than they are apart from one, as an error of some elements alone has any factor.
+    """
+    found = {each.status for each in outcomes}
+    if "wrong" not in found or not found <= {"wrong", "correct"}:
+        return math.nan
+    ways = list(zip(*((each.factor, *each.longer) for each in outcomes), strict=False))
+    first = ways[0][0]
+    solved = any(each.longer for each in outcomes)
+    known = (way for way in ways if all(map(math.isfinite, way)))
+    near = (way for way in known if not abs(way[0] - first) > TOO_COARSE * max(1.0, abs(first)))
+    errors = sum(each.expected for each in outcomes if each.status == "wrong" or not each.longer) + _SAME_FACTOR
+
+    def most(way: Sequence[float]) -> float:
+        return min(errors, _OF_FACTOR * abs(way[0] - 1)) if solved else errors * max(1.0, abs(way[0]))
+
+    alike = [way for way in near if max(way) - min(way) <= most(way)]
+    return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
+
+
+def rounded_factor(factor: float) -> float:
+    """Returns a factor to six digits, or to as many as tell it from one."""
+    apart = abs(factor - 1.0)
+    digits = max(6, 2 - math.floor(math.log10(apart))) if 0 < apart < 1 else 6
+    return float(f"{factor:.{digits}g}") + 0.0  # a zero without a sign
 
 
 class RuleOfComplex(Protocol):
