@@ -73,27 +73,22 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     if divergence.forward is None:
         found = backward_suspects(dumps, rows, divergence.backward, blame)
         return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
+    key = key_of(divergence.forward.family, divergence.forward.name)
     with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
-        read = attention_read if blame.unpaired else unrecorded_read
-        words = read(dumps, pairing, key_of(divergence.forward.family, divergence.forward.name))
+        words = (attention_read if blame.unpaired else unrecorded_read)(dumps, pairing, key)
         if words or not blame.unpaired:
             return replace(blame, unrecorded=words)
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
         found = left_out_among(dumps, pairing, found)
+        words = "" if found.suspects or found.unknown else unrecorded_read(dumps, pairing, key)
     cells = _Cells(dumps)
     return replace(
         blame,
         suspects=tuple(map(cells.with_words, found.suspects)),
         unpaired=tuple(map(cells.with_words, found.unknown)),
         made_before=found.made_before,
-        unrecorded="" if found.suspects or found.unknown else _unrecorded(dumps, pairing, divergence.forward),
+        unrecorded=words,
     )
-
-
-def _unrecorded(dumps: Dumps, pairing: Pairing, first: ComparisonRow) -> str:
-    """Returns what the layer of a divergence reads of which neither program has an entry, in words; "" for none."""
-    with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
-        return unrecorded_read(dumps, pairing, key_of(first.family, first.name))
 
 
 class _Cells:
