@@ -19,6 +19,7 @@ from gradscope.history.views.loss_fall import NoFall, no_fall
 from gradscope.history.views.rounded_updates import rounded_parameters
 from gradscope.history.views.shrinking import Shrinking, shrinking
 from gradscope.history.views.small_updates import SmallUpdates, small_updates
+from gradscope.history.views.uneven_updates import UnevenUpdates, uneven_updates
 from gradscope.naming import printable
 
 
@@ -32,6 +33,7 @@ class Learning:
         rounded: The parameters that are too coarse for their updates, which are lost when they are added.
         level: How the loss has hardly fallen; None where it has.
         small: Of a loss that has hardly fallen, how little the updates move the parameters; None where they do.
+        uneven: Of a loss that has hardly fallen, how unevenly the updates move the parameters; None where they do not.
         shrinking: Of a loss that has hardly fallen, how the parameters shrink away; None where they do not.
         climb: How the updates climb the loss; None where they do not.
         climbing: The parameters whose updates alone climb the loss, while those of others descend.
@@ -42,6 +44,7 @@ class Learning:
     rounded: tuple[str, ...] = ()
     level: NoFall | None = None
     small: SmallUpdates | None = None
+    uneven: UnevenUpdates | None = None
     shrinking: Shrinking | None = None
     climb: Climb | None = None
     climbing: tuple[str, ...] = ()
@@ -61,7 +64,8 @@ class Learning:
         small: dict[str, Json] = {} if self.small is None else asdict(self.small)
         small = {name: each for name, each in small.items() if each is not None}
         shrinks: dict[str, Json] = {} if self.shrinking is None else {"shrinking": asdict(self.shrinking)}
-        found |= {} if self.level is None else {"level": asdict(self.level) | small | shrinks}
+        uneven: dict[str, Json] = {} if self.uneven is None else {"uneven": asdict(self.uneven)}
+        found |= {} if self.level is None else {"level": asdict(self.level) | small | uneven | shrinks}
         climbs: dict[str, Json] = {} if self.climb is None else asdict(self.climb)
         climbs |= {"parameters": list(self.climbing)} if self.climbing else {}
         return {**found, "climbing": climbs} if climbs else found
@@ -95,6 +99,7 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
         faults=stated_faults(history), frozen=frozen_parameters(history),
         rounded=rounded_parameters(history), level=level, climb=climbs,
         small=None if level is None else small_updates(history, steps, losses),
+        uneven=None if level is None else uneven_updates(history),
         shrinking=None if level is None else shrinking(history),
         climbing=() if climbs is not None else climbing_parameters(history, falls=level is None),
     )  # fmt: skip

@@ -69,8 +69,9 @@ _LABELS: Final = {
     "returns, or by subtracting a rate times the gradients",
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
-    "which some 1e-3 of the parameters are usual, and at the sign of those whose parameters are named; at a weight "
-    "decay, where parameters shrink away; at 'gradscope "
+    "which some 1e-3 of the parameters are usual, and at the sign of those whose parameters are named; at a dump of a "
+    "step, where updates move some parameters ten thousand times as much as others ('vanishing'); at a weight decay, "
+    "where parameters shrink away; at 'gradscope "
     "check' of the model, which proves each gradient, names a rule of your own that has another sign or factor, and "
     "says where a stop_gradient keeps a value constant; at 'gradscope dump', which says of inputs that nothing scales, "
     "such as 0 to 255 ('unscaled'), and of a softmax over another axis or a causal mask that is the wrong way round "

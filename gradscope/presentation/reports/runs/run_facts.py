@@ -13,6 +13,7 @@ from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.history.views.small_updates import EPSILON, SmallUpdates
+from gradscope.naming import printable
 from gradscope.naming.wording import percent
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, DIM, Screen
@@ -148,6 +149,12 @@ def _learning(level: NoFall, said: Learning) -> str:
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
     if (small := said.small) is not None:
         updates += f", and all steps together move them by some {percent(small.moved)}: {_why_small(small)}"
+    if (uneven := said.uneven) is not None:
+        updates += (
+            f"; the update of {printable(uneven.least)} is {uneven.least_share:.2g} of it, and that of "
+            f"{printable(uneven.most)} {uneven.most_share:.2g}, as where gradients vanish or explode: 'gradscope dump' "
+            "names the layers"
+        )
     if (shrinking := said.shrinking) is not None:
         updates += (
             f"; {shrinking.parameters} of {shrinking.of} parameters shrink away, to {shrinking.left:.2g} of the norm "

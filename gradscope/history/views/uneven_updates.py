@@ -1,0 +1,65 @@
+"""States that the updates of a run hardly move some of its parameters, and move others, as where gradients vanish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.history.history_reader import History
+
+#: The fewest recorded steps that say so.
+_FEWEST: Final = 3
+#: How many times as much the parameters are moved that are moved most. Layers of a network that learns are within a
+#: factor of some hundreds of each other, with every usual optimizer.
+_TIMES: Final = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenUpdates:
+    """`UnevenUpdates` are the updates of the parameters that did not begin at zero.
+
+    Attributes:
+        least: The parameter that is moved least, of those that a gradient reaches.
+        least_share: The norm of its update over its own, in the median of the recorded steps.
+        most: The parameter that is moved most.
+        most_share: The same of it.
+    """
+
+    least: str
+    least_share: float
+    most: str
+    most_share: float
+
+
+def uneven_updates(history: History) -> UnevenUpdates | None:
+    """Returns how unevenly a run moves its parameters; None where it does not, or where that is not known.
+
+    Args:
+        history: The run's history.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    series = history.columns(("l2",))
+    norms: dict[str, dict[str, np.ndarray]] = {naming.PARAM: {}, naming.UPDATE: {}}
+    for number, tensor in history.tensors.items():
+        if tensor.family in norms and number in series:
+            norms[tensor.family][tensor.name] = series[number]["l2"]
+    shares = {
+        name: float(np.median(update / param))
+        for name, param in norms[naming.PARAM].items()
+        if (update := norms[naming.UPDATE].get(name)) is not None
+        and update.shape == param.shape
+        and len(param) >= _FEWEST
+        and (param > 0).all()
+    }
+    moved = {name: share for name, share in shares.items() if 0 < share < np.inf}
+    if len(moved) < 2:
+        return None
+    least, most = min(moved, key=lambda name: moved[name]), max(moved, key=lambda name: moved[name])
+    if moved[most] < _TIMES * moved[least]:
+        return None
+    return UnevenUpdates(least=least, least_share=moved[least], most=most, most_share=moved[most])
