@@ -18,7 +18,7 @@ from gradscope.presentation.tables.by_block.block_cells import CELLS
 from gradscope.presentation.tables.by_block.contents import block_tree
 from gradscope.presentation.tables.by_block.overview import Overview, Shown
 from gradscope.presentation.tables.dump_rows import Row
-from gradscope.presentation.tables.facts import MAY_BE_MEANT
+from gradscope.presentation.tables.facts import ALARM, MAY_BE_MEANT
 
 #: The share of the lines that is kept for the table of blocks where there are many findings.
 _FOR_BLOCKS: Final = 1 / 2
@@ -29,8 +29,8 @@ _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
 _FACTS: Final = frozenset(
-    {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "at zero", *MAY_BE_MEANT, "self-check", "examples",
-     "statistics", "note", "incomplete"}
+    {ALARM, "loss", "gradients", "fed", "tensors", "frozen", "satisfied", "at zero", *MAY_BE_MEANT, "self-check",
+     "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 #: What is said of a dump that has neither a finding nor a fact that may be a fault.
 NOTHING_WRONG: Final = "nothing looks wrong"
@@ -110,6 +110,8 @@ def verdict_note(findings: Sequence[Note], facts: Mapping[str, str]) -> Note:
     if not findings:
         told = _told_apart(facts)
         seen = f"no finding; look at {' and '.join(map(repr, told))}, which may be meant"
+        if facts.get(ALARM):  # which says how the step differs from those before it
+            told, seen = [ALARM], f"no finding in this step alone; look at {ALARM!r}, which the run raised here"
         return Note(label="verdict", text=seen if told else NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
     worst = findings[0]
     return Note(label="verdict", text=f"{worst.label}: {worst.text}", style=style_of_words(worst.label))

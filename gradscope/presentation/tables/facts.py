@@ -46,6 +46,8 @@ _NAMING: Final = {
 }
 
 
+#: The word of the alarms that a run raised at the step of a dump.
+ALARM: Final = "alarm"
 #: The words of facts that are no finding, as they may be meant, though each may be a fault.
 MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "rectified", "squashed", "softmax", "unscaled")
 
@@ -107,6 +109,7 @@ def by_reason(counts: Mapping[str, int]) -> str:
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     counted = manifest.provenance.get("counted")
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
+    yield ALARM, _alarms(manifest.provenance.get("alarms"))
     yield "gradients", "; ".join(_gradients(manifest.provenance))
     yield "fed", _names(manifest.provenance.get("feed"))
     doubtful = [*doubts(manifest)]
@@ -135,6 +138,11 @@ def _gradients(provenance: Mapping[str, Json]) -> Iterator[str]:
         yield f"of {of} in place of the loss"
     if stopped := _names(provenance.get("stop_gradient")):
         yield f"with {stopped} as constant"
+
+
+def _alarms(stated: Json) -> str:
+    """Returns the alarms that a run raised at the step of a dump, in words."""
+    return "; ".join(printable(str(each)) for each in stated[:_MOST_PLACES]) if isinstance(stated, list) else ""
 
 
 def _names(stated: Json) -> str:

@@ -16,7 +16,7 @@ from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
 from gradscope.training.loop.step_programs import StepPrograms
-from gradscope.training.recording.alarm_notes import explained, write_alarms
+from gradscope.training.recording.alarm_notes import alarm_facts, explained, write_alarms
 from gradscope.training.recording.state_ring import StateRing
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.recording.unwritten_history import RunHistory
@@ -194,7 +194,7 @@ class RunAlarms:
         if not self._writes:
             return alarms
         folder = alarm_path(self._folder.path, number)
-        dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
+        dump = save_step(self._model, state, batch, folder=folder, facts={**self._facts, **alarm_facts(alarms)})
         named = [explained(each, dump) for each in alarms]
         write_alarms(folder, named, loss=dump.loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):

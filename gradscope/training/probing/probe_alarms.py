@@ -23,7 +23,7 @@ from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probe_history import ProbeHistory
 from gradscope.training.probing.probed_step import ProbedStep
 from gradscope.training.probing.step_replay import Arguments, StepReplay
-from gradscope.training.recording.alarm_notes import explained, write_alarms
+from gradscope.training.recording.alarm_notes import alarm_facts, explained, write_alarms
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.recording.step_rows import step_record
 
@@ -187,7 +187,7 @@ class ProbeAlarms:
             record = _record_of(number, step.observed(*args, **kwargs)[1])
             alarms = [alarm if alarm.key is not None else self._watch.named(alarm, record.stats) for alarm in alarms]
         folder = alarm_path(self._folder.path, number)
-        facts: Mapping[str, Any] = {"step": number}
+        facts: Mapping[str, Any] = {"step": number, **alarm_facts(alarms)}
         dump = save_step(
             step.function, arguments, state=replay.state, names=step.layout.names, folder=folder, facts=facts
         )  # fmt: skip

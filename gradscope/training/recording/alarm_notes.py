@@ -43,6 +43,16 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
         (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
+def alarm_facts(alarms: Sequence[Alarm]) -> dict[str, Json]:
+    """Returns what the dump of a step states of the alarms that were raised there, beside what it finds itself.
+
+    Args:
+        alarms: What was wrong at the step.
+    """
+    named = ((each, "" if each.key is None else f"{each.key} ") for each in alarms)
+    return {"alarms": [f"{each.rule}: {name}{each.why}" for each, name in named]}
+
+
 def explained(alarm: Alarm, manifest: Manifest) -> Alarm:
     """Returns an alarm with what a dump of its step says about it: what is not finite, or why a gradient is zero.
 

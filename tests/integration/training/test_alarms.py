@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def test_what_was_saved_gives_the_step_again(saved: Finished, folder: Path) -> N
         assert again["loss"] == dump.loss == float(found["loss"])
     value = next(each["value"] for each in found["alarms"] if each["rule"] == "loss-spike")
     assert again["loss"] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_dump_of_an_alarm_begins_with_the_alarm(saved: Finished, folder: Path) -> None:
+    assert saved.status == 0
+    shown = gradscope("show", "saved/alarm-000090", folder=folder).output
+    assert re.search(r"^alarm +loss-spike: \S", shown, re.MULTILINE), shown
+    assert "nothing looks wrong" not in shown
 
 
 def test_the_folder_of_an_alarm_is_its_state(saved: Finished, folder: Path) -> None:

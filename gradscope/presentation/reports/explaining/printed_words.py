@@ -82,6 +82,8 @@ _LABELS: Final = {
     "names": "What the names of layers are made of where the program opens no scopes",
     "statistics": "The tier of the statistics where it is not the full one",
     "dump": "The file that is shown",
+    "alarm": "What the training run found wrong at the step of this dump, as beside the steps before it, of which the "
+    "dump itself knows nothing",
     "note": "What the program that wrote the dump states about it",
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, exactly or but for rounding",
