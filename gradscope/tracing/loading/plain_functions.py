@@ -123,6 +123,8 @@ def _batch_like_data(request: Request) -> dict[str, Callable[..., Any]]:
 
 
 def _hint_to_call(holder: Any) -> str:
+    if holder.__name__ in _EXPECTED:
+        return f"a model is all of its functions, {_SIGNATURES}: name the file alone"
     signature = signature_of(holder)
     builder = builder_of(holder, seed=0)
     made = builder.keywords if isinstance(builder, functools.partial) else {}  # a random key, of --seed

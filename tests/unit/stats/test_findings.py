@@ -313,8 +313,8 @@ def test_a_nan_of_the_loss_alone_is_not_said_to_be_made_in_a_gradient() -> None:
     origin = Origin(name="mul", direction="forward", why="made the first NaN: 0 times infinity", source="model.py:7")
     (only,) = find(Manifest(entries=entries, loss=float("nan"), origins=(origin,)))
     assert only.statement == (
-        "activation/head is the last value before a loss of nan, where every value of the dump is finite: mul made the "
-        "first NaN: 0 times infinity (model.py:7); 1 more tensor is affected"
+        "activation/head is the last value before a loss of nan, where every value of the forward pass is finite: mul "
+        "made the first NaN: 0 times infinity (model.py:7); 1 more tensor is affected"
     )
 
 

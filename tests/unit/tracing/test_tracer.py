@@ -100,7 +100,7 @@ NOT_LOSSES = {
     "a vector": (lambda w, x: x.sum(axis=1), "has shape (4,)"),
     "an integer": (lambda w, x: (x > 0).sum(), "int32"),
     "a complex number": (lambda w, x: x.sum().astype(jnp.complex64), "complex64"),
-    "nothing": (lambda w, x: None, "NoneType"),
+    "nothing": (lambda w, x: None, "returned None"),
     "a dictionary": (lambda w, x: {"loss": x.sum()}, "dict"),
     "three values": (lambda w, x: (x.sum(), x, x), "tuple"),
 }

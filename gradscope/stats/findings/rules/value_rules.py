@@ -73,11 +73,13 @@ def _of_loss(evidence: RuleEvidence, broken: Sequence[Entry]) -> Iterator[Suspec
     last = max(values, key=lambda entry: entry.site.index, default=None)
     if last is None:
         return
-    what = "value" if broken else "tensor"
+    what = "value of the dump" if broken else "tensor of the dump"
     if any(entry.family == naming.AUX for entry in broken):
-        what = "activation"
+        what = "activation of the dump"
+    elif any(naming.is_gradient(entry.family) for entry in broken):
+        what = "value of the forward pass"
     # It is not said that the loss is not finite because of it: another part of the loss may have no layer behind it.
-    leads = f"is the last value before a loss of {evidence.manifest.loss}, where every {what} of the dump is finite"
+    leads = f"is the last value before a loss of {evidence.manifest.loss}, where every {what} is finite"
     for origin in evidence.manifest.origins:
         why = f"{leads}: {naming.printable(origin.name)} {origin.why}"
         found = suspect("nonfinite", last, why, broken, total=True)

@@ -302,6 +302,11 @@ def test_a_factory_that_needs_a_value_is_refused_with_the_call_it_needs() -> Non
     assert hint.endswith("def build(): return of_rate(rate=..., depth=...)")
 
 
+def test_one_function_of_a_model_is_refused_with_the_file_to_name() -> None:
+    write("net.py", "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch): ...\n")
+    assert (refusal("net.py:loss").hint or "").endswith("loss(variables, batch): name the file alone")
+
+
 def test_the_functions_of_a_file_are_named_before_its_constants() -> None:
     write("net.py", "".join(f"{name} = 1\n" for name in "ABCDEFGHI") + "def loss_fn(a, b): ...\n")
     assert refusal("net.py").message.endswith("found loss_fn, A, B, C, D, E, F, G and 2 more")
