@@ -15,7 +15,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_among, sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM, TENSOR, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -147,10 +147,16 @@ def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Progra
 def _of_loss_alone(
     rows: Sequence[ComparisonRow], first: ComparisonRow | None, layers: Sequence[Layer]
 ) -> frozenset[str]:
-    """Returns the gradients of inputs that no layer reads, such as labels: they follow from all that the loss reads."""
-    read = {name for layer in layers for name in layer.inputs}
-    names = (row.name for row in rows if row.family == INPUT_GRAD and row.name not in read)
-    return frozenset() if first is None else frozenset(key_of(INPUT_GRAD, name) for name in names)
+    """Returns the gradients of what no layer reads, as labels and the weights of an output layer without a scope.
+
+    They follow from all that the loss reads.
+    """
+    if first is None:
+        return frozenset()
+    read = {INPUT_GRAD: {name for layer in layers for name in layer.inputs},
+            PARAM_GRAD: {name for layer in layers for name in layer.params}}  # fmt: skip
+    alone = (row for row in rows if row.family in read and row.name not in read[row.family])
+    return frozenset(key_of(row.family, row.name) for row in alone)
 
 
 def _params_before(

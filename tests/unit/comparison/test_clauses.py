@@ -154,3 +154,19 @@ def test_of_many_steps_the_side_with_fewer_comes_first_and_a_loop_is_one_name() 
     layer = rows("missing", "gru.1")
     assert sentence._by_side([*steps, *layer]) == [("reference", ["gru.1"]), ("candidate", ["cell[*]", "flipped"])]
     assert sentence._by_side([*steps[:2], *layer])[0] == ("candidate", ["cell[0]/read", "cell[0]/state"])
+
+
+def test_the_gradient_of_a_parameter_that_no_layer_uses_follows_from_what_differs_forward() -> None:
+    def captured(epsilon: float) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            with jax.named_scope("layer"):
+                x = jnp.tanh(x @ weights["layer"]) * (1 + epsilon)
+            return jnp.square(x @ weights["head"]).mean()
+
+        draw = np.random.default_rng(3).normal
+        weights = {"layer": draw(size=(4, 6)).astype(np.float32), "head": draw(size=(6, 2)).astype(np.float32)}
+        return gs.capture(loss, weights, draw(size=(8, 4)).astype(np.float32), origins=False)
+
+    found = gs.compare(captured(0.0), captured(0.01))
+    assert "2 parameter gradients and 1 input gradient above it follow from that" in found.sentence
+    assert "in addition" not in found.sentence
