@@ -29,6 +29,10 @@ CONSTANTS: Final = "state that only one of the programs keeps, and all else agre
 #: The buffer that the modules of PyTorch have beside the running statistics which they update.
 _COUNT: Final = "num_batches_tracked"
 
+#: What Haiku's `ExponentialMovingAverage` returns, and the sum beside it from which the next one is made.
+_AVERAGE: Final = "average"
+_SUM: Final = "hidden"
+
 
 def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why state, or an output that updates it, needs no counterpart in a port; "" where it does, or is none.
@@ -48,6 +52,8 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
     if family == STATE and kind not in ("float", "complex"):
         what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
         return f"{what} that only one of the programs keeps, and the losses agree"
+    if family == STATE and _is_sum_of_average(name, own, other):
+        return "the sum that Haiku keeps beside an average, which agrees"
     if family == STATE and _is_read_and_agrees(name, own):
         return "its layer, which reads it in evaluation, agrees"
     return _why_of_values(owner, own, other) if owner in own.values_of_state else ""
@@ -79,6 +85,14 @@ def _is_updated(key: str, own: PairedDump) -> bool:
         return bool(own.output_names.of(name))
     counted = key_of(family, f"{name.rpartition('/')[0]}/{_COUNT}") in own.known
     return counted and manifest.provenance.get("training") is not False
+
+
+def _is_sum_of_average(name: str, own: PairedDump, other: PairedDump) -> bool:
+    """Returns whether state is Haiku's sum beside an average that agrees, and the other program has no such sums."""
+    layer, _, last = name.rpartition("/")
+    if last != _SUM or not own.compared.get(key_of(STATE, f"{layer}/{_AVERAGE}")):
+        return False
+    return not any(each.rpartition("/")[2] == _SUM for each in other.values_of_state)
 
 
 def _is_read_and_agrees(name: str, own: PairedDump) -> bool:
