@@ -158,7 +158,7 @@ def _averaging(name: str, average: Any, **beside: Any) -> Dump:
     def loss(variables: Any, batch: Any) -> Any:
         with jax.named_scope(name):
             y = batch @ variables["params"][name]["kernel"] * variables["state"][name]["average"][None]
-        return (y**2).mean()
+        return (y**2).mean(), {"state": variables["state"]}
 
     state = {name: {"average": np.asarray(average, np.float32), **beside}}
     return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "state": state}, X, origins=False)
