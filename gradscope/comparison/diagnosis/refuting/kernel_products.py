@@ -134,6 +134,27 @@ class ProductPairs:
             for tensors, layer, key in zip(self._tensors, layers, (match.ref, match.cand), strict=True)
         )
 
+    def are_factors(self, match: Match, others: Iterable[Match]) -> bool:
+        """Returns whether the layers of another pair read these values alone, and return products of one kernel.
+
+        Args:
+            match: The pair of the values.
+            others: Pairs, of which one may be that of the products.
+        """
+        values = match.ref, match.cand
+        readers = (each for each in others if each is not match and self._are_read_alone(values, self._layers(each)))
+        return any(self.use_one_kernel(each) and all(self._are_products(each)) for each in readers)
+
+    def _are_read_alone(self, values: Sequence[str], layers: Sequence[Layer]) -> bool:
+        """Returns whether the layers of both programs read a value, as it is, and no other one."""
+        read = [{key_of(ACTIVATION, name) for name in layer.inputs} for layer in layers]
+        return read == [{each} for each in values]
+
+    def _are_products(self, match: Match) -> Iterator[bool]:
+        """Yields of both values whether they are products of just what their layers read."""
+        for tensors, layer, key in zip(self._tensors, self._layers(match), (match.ref, match.cand), strict=True):
+            yield is_product(tensors, layer, key)
+
     def use_one_kernel(self, match: Match) -> bool:
         """Returns whether the layers of both values use kernels that are paired, whatever they read.
 

@@ -7,7 +7,7 @@ begins is kept where something behind it bears that out, in either program. A va
 out by how far the losses are apart.
 
 The products of one kernel with what both programs read are a pair, however small the trace that they leave: attention
-may hide most of what is wrong with its queries.
+may hide most of what is wrong with its queries. So are the values that such products alone are computed from.
 
 Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero, and
 then only gradients show that it differs (`gradient_traces`). Without gradients, such a pair is kept.
@@ -172,13 +172,15 @@ def _without_refuted_values(
         # What is made of values that differ is a function of the other value but for their error.
         tolerance = errors.tolerance(match.ref) if inherited else rows[match.ref].tolerance
         agrees = partial(behind.agrees, match)
-        found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, agrees_behind=agrees)
+        proven = not inherited and products.are_factors(match, ordered)
+        apart = partial(steps_apart, summed=summed, terms=terms, totals=totals, agrees_behind=agrees)
+        found = None if proven else apart(dumps, match, tolerance)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(with_loop_outputs(pairing, match, found.stages))
         shows = traces[match.ref] > (rows[match.ref].tolerance or 0)
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = found is not None and found.applied is False and shows
-        kept = match.ref in borne_out or match.ref in unclear
+        kept = proven or match.ref in borne_out or match.ref in unclear
         kept = kept or (not inherited and (products.are_of_one_kernel(match) or (shows and in_other_units(match))))
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):

@@ -29,6 +29,10 @@ CONSTANTS: Final = "state that only one of the programs keeps, and all else agre
 #: The buffer that the modules of PyTorch have beside the running statistics which they update.
 _COUNT: Final = "num_batches_tracked"
 
+#: What Haiku's `ExponentialMovingAverage` returns, and the sum beside it from which the next one is made.
+_AVERAGE: Final = "average"
+_SUM: Final = "hidden"
+
 
 def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why state, or an output that updates it, needs no counterpart in a port; "" where it does, or is none.
@@ -41,13 +45,15 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
     if not (own.facts.ported and own.facts.losses_agree):
         return ""
     family, name = split_key(owner)
+    kind = dtype_class(own.source.entry(owner).dtype)
+    if (family == STATE or (family == AUX and _updates_state(name, own))) and kind not in ("float", "complex"):
+        what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
+        return f"{what} that only one of the programs keeps, and the losses agree"
+    if family in (STATE, AUX) and _is_sum_of_average(owner, own, other):
+        return "the sum that Haiku keeps beside an average, which agrees"
     if family == AUX:
         updated = [key_of(each, found) for found in own.state_names.of(name) for each in own.state_families[found]]
         return next((why for key in updated if (why := _why_of_values(key, own, other)) == STATISTICS), "")
-    kind = dtype_class(own.source.entry(owner).dtype)
-    if family == STATE and kind not in ("float", "complex"):
-        what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
-        return f"{what} that only one of the programs keeps, and the losses agree"
     if family == STATE and _is_read_and_agrees(name, own):
         return "its layer, which reads it in evaluation, agrees"
     return _why_of_values(owner, own, other) if owner in own.values_of_state else ""
@@ -79,6 +85,21 @@ def _is_updated(key: str, own: PairedDump) -> bool:
         return bool(own.output_names.of(name))
     counted = key_of(family, f"{name.rpartition('/')[0]}/{_COUNT}") in own.known
     return counted and manifest.provenance.get("training") is not False
+
+
+def _updates_state(name: str, own: PairedDump) -> bool:
+    """Returns whether an output has the name of state, of whatever type: with or without the collection before it."""
+    state = (split_key(key)[1] for key in own.known if split_key(key)[0] == STATE)
+    return any(each == name or each.endswith(f"/{name}") for each in state)
+
+
+def _is_sum_of_average(key: str, own: PairedDump, other: PairedDump) -> bool:
+    """Returns whether a tensor is Haiku's sum beside an average that agrees, and the other program has no such sums."""
+    family, name = split_key(key)
+    layer, _, last = name.rpartition("/")
+    if last != _SUM or not own.compared.get(key_of(family, f"{layer}/{_AVERAGE}")):
+        return False
+    return not any(each.rpartition("/")[2] == _SUM for each in other.values_of_state)
 
 
 def _is_read_and_agrees(name: str, own: PairedDump) -> bool:

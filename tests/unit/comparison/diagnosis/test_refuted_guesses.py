@@ -277,6 +277,35 @@ def test_products_of_one_kernel_are_a_pair_whatever_trace_they_leave() -> None:
     assert found.sentence.startswith("Forward first differs at `query`"), found.sentence
 
 
+def _normalised(*, port: bool, epsilon: float = 1e-6) -> Dump:
+    """A norm before a dense layer without bias whose rows have the length one, which hides how large the norm's are."""
+    draw = np.random.default_rng(6).normal
+    own = {name: draw(size=(6, 6)).astype(np.float32) / 3 for name in ("stem", "out")} | {"scale": np.ones((1, 6))}
+    names = {"stem": "a", "scale": "b", "out": "c"} if port else {name: name for name in own}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names["stem"]):
+            x = batch["x"] @ weights[names["stem"]]
+        x = jnp.tanh(x) / 8
+        with jax.named_scope(names["scale"]):
+            x = x - x.mean(-1, keepdims=True)
+            x = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon) * weights[names["scale"]]
+        with jax.named_scope(names["out"]):
+            x = x @ weights[names["out"]]
+        x = x / jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
+        return (jax.nn.logsumexp(3 * x @ x.T, axis=-1) - x[:, 0]).mean()
+
+    own = {names[name]: np.asarray(each, np.float32) for name, each in own.items()}
+    return gs.capture(loss, own, {"x": draw(size=(7, 6)).astype(np.float32)}, origins=False)
+
+
+def test_what_products_of_one_kernel_are_computed_from_is_a_pair_whatever_trace_it_leaves() -> None:
+    reference = _normalised(port=False)
+    assert gs.compare(reference, _normalised(port=True)).verdict == "same"
+    found = gs.compare(reference, _normalised(port=True, epsilon=1e-2))
+    assert found.sentence.startswith("Forward first differs at `scale`"), found.sentence
+
+
 def _attenuated(*, ported: bool, stopped: bool = False) -> Dump:
     """A branch of two functions and of little weight, through whose middle half of the gradient may not come back."""
 

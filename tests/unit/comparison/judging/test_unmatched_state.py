@@ -150,3 +150,31 @@ def test_inputs_of_which_each_program_has_a_form_of_its_own_are_told_beside_the_
         assert "`matrix`" in found.sentence
     assert gs.compare(one, _graph("dense", matrix=True, slope=1.1)).verdict == "different"
     assert gs.compare(one, _graph("dense", edges=False)).verdict == "different"  # it lacks inputs, and has none instead
+
+
+def _averaging(name: str, average: Any, **beside: Any) -> Dump:
+    """A network in evaluation, that divides by an average of what it has seen."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            y = batch @ variables["params"][name]["kernel"] * variables["state"][name]["average"][None]
+        return (y**2).mean(), {"state": variables["state"]}
+
+    state = {name: {"average": np.asarray(average, np.float32), **beside}}
+    return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "state": state}, X, origins=False)
+
+
+def test_the_sum_that_haiku_keeps_beside_an_average_does_not_count_where_the_average_agrees() -> None:
+    average, zero = [0.5, 1.5, 2.5], {"counter": np.array(0, np.int32), "hidden": np.zeros(3, np.float32)}
+    one, other = _averaging("norm", average), _averaging("norm1", average, **zero)
+    for found in (gs.compare(one, other), gs.compare(other, one)):
+        assert found.verdict == "same", found.sentence
+        assert "the sum that Haiku keeps beside an average, which agrees" in {row.why for row in found.rows}
+
+
+def test_the_sums_of_two_programs_in_haiku_count() -> None:
+    average = [0.5, 1.5, 2.5]
+    one = _averaging("norm", average, hidden=np.full(3, 7, np.float32))
+    other = _averaging("norm1", average, hidden=np.full(3, 9, np.float32))
+    assert gs.compare(one, other).verdict == "different"
+    assert gs.compare(one, _averaging("norm1", [0.5, 1.5, 2.6], hidden=np.zeros(3, np.float32))).verdict == "different"
