@@ -224,11 +224,10 @@ def loss_and_auxiliary(out: Any, kind: Any = jnp.floating) -> tuple[Any, Any]:
     try:
         scalar = loss if isinstance(loss, jax.ShapeDtypeStruct) else jax.typeof(loss)
     except TypeError as error:
-        if out is None:
-            raise ModelError("the loss returned None", hint="end it with 'return', and the loss") from error
+        first = "return the loss first, and everything else in one pytree after it"
         raise ModelError(
             f"the loss must return a scalar or (scalar, aux), and returned {type(loss).__name__}",
-            hint="return the loss first, and everything else in one pytree after it",
+            hint="end it with 'return' and the loss" if out is None else first,
         ) from error
     if scalar.shape != ():
         raise ModelError(

@@ -100,7 +100,7 @@ NOT_LOSSES = {
     "a vector": (lambda w, x: x.sum(axis=1), "has shape (4,)"),
     "an integer": (lambda w, x: (x > 0).sum(), "int32"),
     "a complex number": (lambda w, x: x.sum().astype(jnp.complex64), "complex64"),
-    "nothing": (lambda w, x: None, "returned None"),
+    "nothing": (lambda w, x: None, "NoneType"),
     "a dictionary": (lambda w, x: {"loss": x.sum()}, "dict"),
     "three values": (lambda w, x: (x.sum(), x, x), "tuple"),
 }
@@ -148,3 +148,9 @@ def test_the_fingerprint_is_the_same_in_another_process(capsys: pytest.CaptureFi
     exec(PROGRAM, {})
     other = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert other.stdout == capsys.readouterr().out
+
+
+def test_a_loss_that_returns_nothing_is_told_to_return() -> None:
+    with pytest.raises(ModelError) as caught:
+        trace_loss(lambda w, x: None, W, X)
+    assert caught.value.hint == "end it with 'return' and the loss"
