@@ -9,6 +9,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.history.history_reader import History
+from gradscope.history.views.family_series import series_of
 
 #: The fewest recorded steps that say so.
 _FEWEST: Final = 3
@@ -42,12 +43,7 @@ def shrinking(history: History) -> Shrinking | None:
     Raises:
         DumpError: The history is damaged.
     """
-    series = history.columns(("l2",))
-    norms = [
-        series[number]["l2"]
-        for number, tensor in history.tensors.items()
-        if tensor.family == naming.PARAM and number in series
-    ]
+    norms = series_of(history, history.columns(("l2",)), naming.PARAM, "l2").values()
     shares = np.array([each[-1] / each[0] for each in norms if len(each) >= _FEWEST and each[0] > 0])
     if not len(shares) or not np.isfinite(shares).all() or shares.max() > 1:
         return None

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.history.database.tensor_series import TensorSeries
 from gradscope.history.history_reader import History
+from gradscope.history.views.family_series import series_of
 
 #: All steps together move the parameters by less than this share.
 _HARDLY: Final = 0.1
@@ -63,10 +63,10 @@ def small_updates(
         DumpError: The history is damaged.
     """
     norms = history.columns(("l2",))
-    gradients = _series(history, norms, naming.PARAM_GRAD, "l2")
+    gradients = series_of(history, norms, naming.PARAM_GRAD, "l2")
     reached = frozenset(name for name, l2 in gradients.items() if l2[-1] > 0)
-    updates = _norm_of(reached, _series(history, norms, naming.UPDATE, "l2"), steps["update_norm"])
-    params = _norm_of(reached, _series(history, norms, naming.PARAM, "l2"), steps["param_norm"])
+    updates = _norm_of(reached, series_of(history, norms, naming.UPDATE, "l2"), steps["update_norm"])
+    params = _norm_of(reached, series_of(history, norms, naming.PARAM, "l2"), steps["param_norm"])
     known = np.isfinite(updates) & (params > 0)
     if not known.any() or not len(losses["step"]):
         return None
@@ -105,7 +105,7 @@ def _last_of_moment(history: History, reached: Collection[str], column: str) -> 
     """Returns a column of `nu` at the last recorded step, of what a gradient reaches, or of all where that is none."""
     if all(tensor.family != _MOMENT for tensor in history.tensors.values()):
         return []
-    moments = _series(history, history.columns((column,)), _MOMENT, column)
+    moments = series_of(history, history.columns((column,)), _MOMENT, column)
     return [float(each[-1]) for name, each in moments.items() if not reached or name in reached]
 
 
@@ -115,9 +115,3 @@ def _norm_of(reached: Collection[str], norms: Mapping[str, np.ndarray], whole: n
     if not of_reached or len(of_reached) == len(norms) or {each.shape for each in of_reached} != {whole.shape}:
         return whole
     return np.sqrt(np.square(of_reached).sum(axis=0))
-
-
-def _series(history: History, columns: TensorSeries, family: str, column: str) -> dict[str, np.ndarray]:
-    """Returns a column of the tensors of a family over the recorded steps, by name."""
-    named = {number: tensor.name for number, tensor in history.tensors.items() if tensor.family == family}
-    return {name: columns[number][column] for number, name in named.items() if number in columns}

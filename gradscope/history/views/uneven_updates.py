@@ -9,6 +9,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.history.history_reader import History
+from gradscope.history.views.family_series import series_of
 
 #: The fewest recorded steps that say so.
 _FEWEST: Final = 3
@@ -43,18 +44,12 @@ def uneven_updates(history: History) -> UnevenUpdates | None:
     Raises:
         DumpError: The history is damaged.
     """
-    series = history.columns(("l2",))
-    norms: dict[str, dict[str, np.ndarray]] = {naming.PARAM: {}, naming.UPDATE: {}}
-    for number, tensor in history.tensors.items():
-        if tensor.family in norms and number in series:
-            norms[tensor.family][tensor.name] = series[number]["l2"]
+    norms = history.columns(("l2",))
+    params, updates = (series_of(history, norms, family, "l2") for family in (naming.PARAM, naming.UPDATE))
     shares = {
-        name: float(np.median(update / param))
-        for name, param in norms[naming.PARAM].items()
-        if (update := norms[naming.UPDATE].get(name)) is not None
-        and update.shape == param.shape
-        and len(param) >= _FEWEST
-        and (param > 0).all()
+        name: float(np.median(updates[name] / param))
+        for name, param in params.items()
+        if name in updates and updates[name].shape == param.shape and len(param) >= _FEWEST and (param > 0).all()
     }
     moved = {name: share for name, share in shares.items() if 0 < share < np.inf}
     if len(moved) < 2:

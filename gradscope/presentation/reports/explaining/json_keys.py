@@ -153,7 +153,7 @@ _LEVEL: Final = {
     "last": "The mean of the last `count` losses",
     "count": "How many losses each mean is of",
     "ratio": "The norm of the updates over that of the parameters, at the last recorded step",
-    "uneven": "Where the updates move some parameters thousands of times as much as others, those that are moved least "
+    "uneven": "Where the updates move some parameters ten thousand times as much as others, that which is moved least "
     "(`least`) and most (`most`), and the median norms of their updates over their own (`least_share`, `most_share`)",
     "shrinking": "Where most parameters shrink away, how many do (`parameters`), of how many (`of`) that did not begin "
     "at zero, and the median share of their norms that is left (`left`)",

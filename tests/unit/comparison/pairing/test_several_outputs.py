@@ -95,3 +95,25 @@ def test_the_numbered_outputs_of_a_cell_are_paired_by_their_values_where_all_dif
         pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation" and "cell" in row.name}
         calls = ("", "#2", "#3")
         assert pairs == {f"cell{n}.{at}": f"LSTM_0{n}.{1 - at}" for n in calls for at in (0, 1)}, found.sentence
+
+
+def test_outputs_are_paired_by_their_values_also_beside_masks() -> None:
+    def captured(*, of_port: bool, shift: float = 0.0) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("Heads_0" if of_port else "heads"):
+                x = batch["x"][:, 0] @ weights["forth"] + shift
+                found = [jnp.tanh(x), 3 * jnp.sin(x) - 1, jnp.square(x), x > 0, x > 1]
+                a, b, c, keep, more = jax.lax.optimization_barrier([found[at] for at in order])
+                one = dict(zip(order, (a, b, c, keep, more), strict=True))
+            with jax.named_scope("Dense_0" if of_port else "out"):
+                y = (jnp.where(one[3], one[0], one[1]) + jnp.where(one[4], one[2], 0.0)) @ weights["last"]
+            return jnp.square(y).mean()
+
+        order = (1, 0, 2, 4, 3) if of_port else (0, 1, 2, 3, 4)
+        return gs.capture(loss, {"forth": FORTH, "last": _draw_of(4, 5, 2)}, {"x": TOKENS}, origins=False)
+
+    found = gs.compare(captured(of_port=False), captured(of_port=True, shift=0.5))
+    pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation" and row.counterpart}
+    assert {f"heads.{at}": pairs[f"heads.{at}"] for at in range(3)} == {
+        "heads.0": "Heads_0.1", "heads.1": "Heads_0.0", "heads.2": "Heads_0.2",
+    }, found.sentence  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import dtype_class
 from gradscope.naming import split_key
 from gradscope.naming.paths import without_iterations, without_occurrence
 
@@ -41,14 +42,20 @@ def with_nearest_outputs(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
         matches: The matches that their places suggest.
     """
     calls: defaultdict[_Layers, defaultdict[tuple[str, str], list[Match]]] = defaultdict(lambda: defaultdict(list))
-    for match in matches:
+    for match in {each.ref: each for each in reversed(matches)}.values():  # the first of those of one value counts
         names = (split_key(match.ref)[1], split_key(match.cand)[1])
         ref, cand = map(_OUTPUT.fullmatch, names)
-        if ref is not None and cand is not None:
+        if ref is not None and cand is not None and _are_floats(dumps, match):
             layers = _layer(ref[1]), _layer(cand[1])
             calls[layers][ref[1], cand[1]].append(match)
     exchanged = dict(pair for each in calls.values() for pair in _exchanged(dumps, [*each.values()]))
     return [Match.of(each.ref, exchanged.get(each.ref, each.cand), each.matched_by) for each in matches]
+
+
+def _are_floats(dumps: Dumps, match: Match) -> bool:
+    """Returns whether both values are floating-point numbers: masks and tokens have no nearest."""
+    entries = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    return all(dtype_class(each.dtype) == "float" for each in entries)
 
 
 def _layer(path: str) -> str:
