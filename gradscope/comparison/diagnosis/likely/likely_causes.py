@@ -162,10 +162,10 @@ def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
     """Returns for which rows of a table one program alone has a gradient, where all others agree; "" for none."""
     if (arrays := _stacked(dumps, match)) is None or row.tolerance is None:
         return ""
-    ref, cand = arrays
+    ref, cand = (each.astype(np.result_type(each, np.float64)) for each in arrays)
     of_one = ref.any(1) != cand.any(1)
-    rows, both = np.flatnonzero(of_one).tolist(), np.where(of_one[:, None], 0, ref)
-    if not rows or np.linalg.norm(np.where(of_one[:, None], 0, cand) - both) > row.tolerance * np.linalg.norm(both):
+    rows, error = np.flatnonzero(of_one).tolist(), float(np.linalg.norm((cand - ref)[~of_one]))
+    if not rows or not error <= row.tolerance * float(np.linalg.norm(ref[~of_one])):  # nor where one is no number
         return ""
     has_more = cand[of_one].any(1)
     if has_more.any() != has_more.all():
