@@ -72,7 +72,7 @@ class LayoutSearch:
         """
         if not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
             possible = self.possible(ref, cand) if self._statistics_agree(ref, cand) else ()
-            return tuple(sorted(possible, key=lambda layout: _likeliness(layout.axes), reverse=True))
+            return tuple(sorted(possible, key=lambda layout: likeliness(layout.axes), reverse=True))
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         found = agreeing_layouts(one, other, self.possible(ref, cand))
@@ -148,11 +148,13 @@ def likeliest_axes(votes: Counter[Shape]) -> Shape:
     Args:
         votes: The number of pairs that allow each order.
     """
-    return max(votes, key=lambda axes: (votes[axes], _likeliness(axes)), default=())
+    return max(votes, key=lambda axes: (votes[axes], likeliness(axes)), default=())
 
 
-def _likeliness(axes: Shape) -> tuple[bool, int]:
-    """Returns whether frameworks have kernels or images in such an order, and how many axes stay side by side."""
+def likeliness(axes: Shape) -> tuple[bool, int]:
+    """Returns how likely an order of axes is: whether frameworks have kernels or images in it, and how many axes stay
+    side by side.
+    """
     rank = len(axes)
     kernels = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
     images = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)

@@ -2,8 +2,9 @@
 
 A model that classifies by the first token may normalise every token and then take the first, or take it first. Both are
 one function. So is a network of graphs that are padded to one size, whose other nodes and edges the loss does not read,
-inputs included. What of a value is read its gradient shows, which is zero elsewhere: no values are looked at, so that a
-program that takes another slice differs.
+inputs included, and a convolution that is padded at both ends, whose results at one end are cut off, with one that is
+padded at the other end alone. What of a value is read its gradient shows, which is zero elsewhere: no values say which
+slice it is, so that a program that takes another one differs.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import permutations
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import Shape
-from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split
+from gradscope.comparison.layout.layouts import AxisLayout, Shape, agreeing_layouts, differ_by_ones
+from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split, Transpose
 from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.inference.layout_search import likeliness
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, dtype_class
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, gradient_key, split_key, value_family
@@ -29,6 +33,9 @@ _Names: TypeAlias = tuple[str, str, str]
 #: The families of the values that a program may have more of, and of their gradients.
 _VALUES: Final = (ACTIVATION, INPUT)
 _GRADIENTS: Final = (ACTIVATION_GRAD, INPUT_GRAD)
+
+#: The largest number of axes whose orders are tried.
+_MOST_AXES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,29 @@ class _Slice:
 
     of_ref: bool
     recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A `_Cut` cuts a slice out of a value.
+
+    Attributes:
+        steps: What cuts the value into parts.
+        part: Which of the parts is the slice.
+        shape: The slice's shape.
+    """
+
+    steps: tuple[Split, ...]
+    part: int
+    shape: Shape
+
+    def recipe(self, key: str, *steps: RecipeStep) -> Recipe:
+        """Returns the recipe that makes the slice of the tensor of a key, and applies further steps to each part."""
+        return Recipe(keys=(key,), steps=(*self.steps, *steps), part=self.part)
+
+    def of(self, array: Array) -> Array:
+        """Returns the slice of a value."""
+        return reduce(lambda arrays, step: step.apply(arrays), self.steps, [array])[self.part]
 
 
 def with_read_slices(dumps: Dumps, matches: Sequence[Match]) -> tuple[tuple[Match, ...], tuple[Match, ...]]:
@@ -86,51 +116,71 @@ def _slice(dumps: Dumps, match: Match) -> _Slice | None:
     if not comparable(one.dtype, other.dtype) or dtype_class(other.dtype) != "float":
         return None
     of_ref = math.prod(one.shape) > math.prod(other.shape)
-    (source, key), large, small = (
-        ((dumps.ref, match.ref), one.shape, other.shape)
+    (source, key), (small, small_key) = (
+        ((dumps.ref, match.ref), (dumps.cand, match.cand))
         if of_ref
-        else ((dumps.cand, match.cand), other.shape, one.shape)
+        else ((dumps.cand, match.cand), (dumps.ref, match.ref))
     )
-    gradient = gradient_key(key)
-    if not _may_be_slice(large, small) or not source.has_tensor(gradient):
+    shape, gradient = small.entry(small_key).shape, gradient_key(key)
+    if not _may_be_slice(source.entry(key).shape, shape) or not source.has_tensor(gradient):
         return None
-    steps = _steps(source.array(gradient), small)
-    return None if steps is None else _Slice(of_ref, Recipe(keys=(key,), steps=steps[0], part=steps[1]))
+    cut = _cut(source.array(gradient))
+    if cut is None:
+        return None
+    orders = _orders(cut, shape)
+    if len(orders) > 1:
+        known = source.has_tensor(key) and small.has_tensor(small_key)
+        orders = _agreeing(cut.of(source.array(key)), small.array(small_key), orders) if known else orders[:1]
+    if orders:
+        turned = orders[0] != tuple(range(len(shape)))
+        return _Slice(of_ref, cut.recipe(key, *((Transpose(orders[0]),) if turned else ())))
+    # Each result takes on the shape, which those of a cut into parts of several sizes cannot.
+    is_same = differ_by_ones(cut.shape, shape) and all(isinstance(each.into, int) for each in cut.steps)
+    return _Slice(of_ref, cut.recipe(key, Reshape(shape))) if is_same else None
 
 
 def _may_be_slice(large: Shape, small: Shape) -> bool:
-    """Returns whether a shape may be that of a slice of a larger one, with or without axes of one element."""
-    if math.prod(large) <= math.prod(small) or not small:
+    """Returns whether a shape may be that of a slice of a larger one, in any order of axes, or without some of one."""
+    if math.prod(large) <= math.prod(small) or not small or len(large) < len(small):
         return False
-    sizes = iter(large)
-    return all(any(size <= own for own in sizes) for size in small)
+    sizes = sorted(large)[len(large) - len(small) :]
+    return all(size <= own for size, own in zip(sorted(small), sizes, strict=True))
 
 
-def _steps(gradient: Array, small: Shape) -> tuple[tuple[RecipeStep, ...], int] | None:
-    """Returns the steps that cut out what is read, and which result it is; None where that has another shape."""
+def _cut(gradient: Array) -> _Cut | None:
+    """Returns what cuts out the elements that are read; None where all of them are, or none."""
     read = gradient != 0
     if not read.any():
         return None
     steps: list[Split] = []
-    cut: list[int] = []
+    shape: list[int] = []
     part = 0
     for axis, size in enumerate(gradient.shape):
         indices = np.flatnonzero(read.any(axis=tuple(each for each in range(read.ndim) if each != axis)))
         first, end = int(indices[0]), int(indices[-1]) + 1
-        cut.append(end - first)
-        if cut[-1] == 1 < size:
+        shape.append(end - first)
+        if shape[-1] == 1 < size:
             steps.append(Split(axis, size))
             part = part * size + first
-        elif cut[-1] < size:
+        elif shape[-1] < size:
             sizes = tuple(each for each in (first, end - first, size - end) if each)
             steps.append(Split(axis, sizes))
             part = part * len(sizes) + (first > 0)
-    if [each for each in cut if each > 1] != [each for each in small if each > 1] or not steps:
-        return None
-    if tuple(cut) == small:
-        return tuple(steps), part
-    # Each result takes on the shape, which those of a cut into parts of several sizes cannot.
-    return None if any(not isinstance(each.into, int) for each in steps) else ((*steps, Reshape(small)), part)
+    return _Cut(tuple(steps), part, tuple(shape)) if steps else None
+
+
+def _orders(cut: _Cut, shape: Shape) -> tuple[Shape, ...]:
+    """Returns the orders of axes in which a slice has a shape, the likeliest first; none of ever so many axes."""
+    axes = tuple(range(len(cut.shape)))
+    among = permutations(axes) if len(axes) <= _MOST_AXES else [axes]
+    found = [order for order in among if tuple(cut.shape[axis] for axis in order) == shape]
+    return tuple(sorted(found, key=lambda order: (order == axes, likeliness(order)), reverse=True))
+
+
+def _agreeing(cut: Array, small: Array, orders: Sequence[Shape]) -> tuple[Shape, ...]:
+    """Returns the orders in which two values agree; all of them where they agree in none."""
+    layouts = [AxisLayout(cut.shape, order, small.shape) for order in orders]
+    return tuple(layout.axes for layout in agreeing_layouts(small, cut, layouts)) or tuple(orders)
 
 
 def _names(match: Match) -> _Names:

@@ -102,3 +102,43 @@ def test_graphs_that_are_padded_to_a_size_agree_with_their_inputs(padding: tuple
 
 def test_nodes_for_padding_that_the_loss_reads_differ() -> None:
     assert gs.compare(_graph(0), _graph(2, kept=False)).verdict == "different"
+
+
+def _causal(*, channels_last: bool, padding: tuple[int, int], cut: slice = slice(None), length: int = 7) -> Dump:
+    """A convolution that sees no later values: it is padded before them, or at both ends with its last results cut."""
+    draw = np.random.default_rng(5)
+    kernel = draw.normal(size=(3, 6, 6)).astype(np.float32)
+    values = draw.normal(size=(4, length, 6)).astype(np.float32)
+    layout = ("NWC", "WIO", "NWC") if channels_last else ("NCW", "OIW", "NCW")
+    axes = (0, 1, 2) if channels_last else (0, 2, 1)
+    weights = {"kernel": kernel if channels_last else kernel.transpose(2, 1, 0), "head": WEIGHTS["head"]}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("conv" if channels_last else "filter"):
+            x = jax.lax.conv_general_dilated(x, weights["kernel"], (1,), [padding], dimension_numbers=layout)
+        x = jnp.tanh((x if channels_last else x.swapaxes(1, 2))[:, cut])
+        with jax.named_scope("head"):
+            return ((x @ weights["head"]) ** 3).mean()
+
+    return gs.capture(loss, weights, values.transpose(axes), origins=False)
+
+
+@pytest.mark.parametrize("length", [7, 6])
+def test_a_convolution_whose_last_results_are_cut_off_is_a_causal_one(length: int) -> None:
+    """Of six values of six channels, the shape does not say which axis is which."""
+    cut = _causal(channels_last=False, padding=(2, 2), cut=slice(length), length=length)
+    causal = _causal(channels_last=True, padding=(2, 0), length=length)
+    for dumps in ((cut, causal), (causal, cut)):
+        found = gs.compare(*dumps)
+        assert found.verdict == "same", found.sentence
+        rows = [row for row in found.rows if {row.name} & {"conv", "filter"} and row.family.startswith("activation")]
+        assert [row.status for row in rows] == ["same", "same"]
+
+
+def test_one_whose_first_results_are_cut_off_is_another() -> None:
+    cut = _causal(channels_last=False, padding=(2, 2), cut=slice(2, None))
+    found = gs.compare(cut, _causal(channels_last=True, padding=(2, 0)))
+    assert found.verdict == "different"
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name in {"conv", "filter"}
+    assert "rel_l2" in found.sentence
