@@ -38,6 +38,8 @@ def other_source(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     if len(alone) != 1 or len(instead) != 1:
         return ""
     (one,), (other,) = alone, instead
+    if one not in {dumps.ref.resolve(key) for key in plain.values()}:
+        return ""  # the candidate has no entry for it, and is seen to read what is before it
     values = FloatTensors(dumps.ref)
     own, its = values.tensor(one), values.tensor(other)
     # A step that does nothing, as a dropout in evaluation, has another name for the value that it reads, and so may one
