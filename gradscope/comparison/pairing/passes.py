@@ -24,6 +24,7 @@ from gradscope.comparison.pairing.values.misnamed import (
     without_exchanged_outputs,
     without_slices,
 )
+from gradscope.comparison.pairing.values.parametrized_values import with_one_form
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, Selection, split_key
 
 
@@ -37,7 +38,9 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
             excluded.
         mapper: Applies a function to many pairs.
     """
-    pairing = _with_measured_parts(dumps, _with_loop_outputs(dumps, pair(dumps, _passes(rules))))
+    pairing = _with_measured_parts(
+        dumps, _with_loop_outputs(dumps, pair(dumps, chain([by_rules(rules)], with_one_form(dumps, _passes()))))
+    )
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
@@ -57,8 +60,7 @@ def names_in(dumps: Dumps) -> Iterator[str]:
     return chain.from_iterable(map(_both, chain(dumps.ref.keys(), dumps.cand.keys())))
 
 
-def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
-    yield by_rules(rules)
+def _passes() -> Iterator[Pass]:
     yield by_shards
     yield by_split_batches
     yield by_micro_batches
