@@ -29,6 +29,7 @@ from gradscope.comparison.judging.unpaired.unmatched_originals import why_of_par
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
+from gradscope.comparison.pairing.values.debiased_averages import updated_alike
 from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.json_text import as_float
@@ -66,7 +67,7 @@ def unmatched(
         stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
     """
     ref, cand = paired_dumps(dumps, pairing, rows)
-    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
+    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **updated_alike(dumps, pairing), **stages}
 
     def why(key: str, own: PairedDump, other: PairedDump, *, lost: bool) -> str:
         known = summed.get(key) or summed.get(own.source.resolve(key))

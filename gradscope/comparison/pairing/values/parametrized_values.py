@@ -2,7 +2,7 @@
 
 A capture from PyTorch has both: the *effective* weight of a weight norm, and the direction and the norms, its
 *originals*. A port has a kernel, which is the effective weight where the norm is folded into it, and the direction
-where the port normalises by itself. `with_one_form` lets passes see only those that the other program has.
+where the port normalises by itself. `in_another_form` are the others.
 
 The values tell which: those of the kernels, and of their gradients, as a weight norm begins with directions that are
 the weights. Where neither tells of one, as where a port has another layer's weights, the others decide, and where none
@@ -12,11 +12,10 @@ does, the number of all elements: who folds a norm has no parameter for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from math import prod
 
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
+from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.dump.interfaces import DumpSource
@@ -32,26 +31,7 @@ def originals_of(source: DumpSource) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def with_one_form(dumps: Dumps, passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yields passes that see of each parametrization the parameters alone that the other program has."""
-    of_ref = _in_another_form(dumps)
-    of_cand = _in_another_form(Dumps(ref=dumps.cand, cand=dumps.ref))
-    if of_ref or of_cand:
-        yield from (_without(of_ref, of_cand, find) for find in passes)
-    else:
-        yield from passes
-
-
-def _without(of_ref: frozenset[str], of_cand: frozenset[str], find: Pass) -> Pass:
-    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
-        only_ref = tuple(key for key in unmatched.only_ref if key not in of_ref)
-        only_cand = tuple(key for key in unmatched.only_cand if key not in of_cand)
-        return find(dumps, replace(unmatched, only_ref=only_ref, only_cand=only_cand))
-
-    return found
-
-
-def _in_another_form(dumps: Dumps) -> frozenset[str]:
+def in_another_form(dumps: Dumps) -> frozenset[str]:
     """Returns the keys of the reference that the candidate has in another form, and their gradients."""
     parametrized = originals_of(dumps.ref)
     known = frozenset(dumps.cand.keys())
