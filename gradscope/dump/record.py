@@ -104,7 +104,8 @@ class SiteFacts:
         iteration: Index per enclosing loop, outermost first; empty outside loops.
         operation: Whether the value is named by the operation that computed it, and not as a layer's output.
         of: For a term (a summand of a gradient), the key of the value whose gradient it is part of; None where that
-            value has no name, and for other tensors. A term's source, primitive and layer are those of the operation
+            value has no name. For a parameter from which a parametrization computes another one, as a weight norm does,
+            the key of that one. None for other tensors. A term's source, primitive and layer are those of the operation
             that uses the value.
     """
 

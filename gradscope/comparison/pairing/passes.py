@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
@@ -19,11 +20,13 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, b
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
 from gradscope.comparison.pairing.structure.reversed_loops import in_turn
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
+from gradscope.comparison.pairing.values.debiased_averages import averages_beside_sums
 from gradscope.comparison.pairing.values.misnamed import (
     are_refuted,
     without_exchanged_outputs,
     without_slices,
 )
+from gradscope.comparison.pairing.values.parametrized_values import in_another_form
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, Selection, split_key
 
 
@@ -37,7 +40,9 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
             excluded.
         mapper: Applies a function to many pairs.
     """
-    pairing = _with_measured_parts(dumps, _with_loop_outputs(dumps, pair(dumps, _passes(rules))))
+    pairing = _with_measured_parts(
+        dumps, _with_loop_outputs(dumps, pair(dumps, chain([by_rules(rules)], _in_one_form(dumps, _passes()))))
+    )
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
@@ -57,8 +62,23 @@ def names_in(dumps: Dumps) -> Iterator[str]:
     return chain.from_iterable(map(_both, chain(dumps.ref.keys(), dumps.cand.keys())))
 
 
-def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
-    yield by_rules(rules)
+def _in_one_form(dumps: Dumps, passes: Iterable[Pass]) -> Iterator[Pass]:
+    """Yields passes that see, of what a program has in two forms, the one alone that the other program has."""
+    turned = Dumps(ref=dumps.cand, cand=dumps.ref)
+    of_ref, of_cand = (in_another_form(each) | averages_beside_sums(each) for each in (dumps, turned))
+    yield from (_without(of_ref, of_cand, find) for find in passes) if of_ref or of_cand else passes
+
+
+def _without(of_ref: frozenset[str], of_cand: frozenset[str], find: Pass) -> Pass:
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
+        only_ref = tuple(key for key in unmatched.only_ref if key not in of_ref)
+        only_cand = tuple(key for key in unmatched.only_cand if key not in of_cand)
+        return find(dumps, replace(unmatched, only_ref=only_ref, only_cand=only_cand))
+
+    return found
+
+
+def _passes() -> Iterator[Pass]:
     yield by_shards
     yield by_split_batches
     yield by_micro_batches
@@ -81,6 +101,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_number,
         by_sibling,
     )
+    from gradscope.comparison.pairing.values.debiased_averages import by_debiased_average  # noqa: PLC0415
     from gradscope.comparison.pairing.values.parts.by_parts import by_parts  # noqa: PLC0415
 
     yield from (
@@ -101,6 +122,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_sibling,
         by_owner_name,
         by_disconnected,
+        by_debiased_average,
         by_updated_state,
         by_second_name,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,10 +22,13 @@ from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.torch.conversion import mapped, numbers_in, tensors_in
-from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
+from gradscope.frameworks.torch.effective_weights import EffectiveWeights
+from gradscope.frameworks.torch.module_calls import ModuleCalls
+from gradscope.frameworks.torch.module_names import as_written, plain_name
 from gradscope.frameworks.torch.refused_inputs import explained
 from gradscope.frameworks.torch.torch_environment import provenance
-from gradscope.frameworks.torch.torch_values import REENTRANT, Value, Values
+from gradscope.frameworks.torch.torch_gradients import gradients_of
+from gradscope.frameworks.torch.torch_values import Value, Values
 from gradscope.frameworks.torch.unchanged import ModuleState, unchanged
 from gradscope.naming import printable
 
@@ -43,8 +46,11 @@ def capture(
 
     The module is left unchanged: its parameters, gradients, buffers, modes and hooks, and the random number generators
     of PyTorch, NumPy and Python, too. Tensors are written as soon as they are computed; the memory is that of the run
-    itself, of all parameters' gradients, of one more tensor, and, on the host, of a copy of all parameters until the
-    forward pass has ended.
+    itself, of all parameters' gradients, of what parametrizations compute, of one more tensor, and, on the host, of a
+    copy of all parameters until the forward pass has ended.
+
+    A parameter that a parametrization computes, as `weight_norm` does, is written as it is when it is first read, with
+    the gradient of all its uses, beside what it is computed from.
 
     Args:
         module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run. One that
@@ -99,7 +105,8 @@ def _run(
     module = as_written(model)
     _require_data(module)
     values = Values(sink=sink)
-    calls = ModuleCalls(module, values)
+    weights = EffectiveWeights(module, values)
+    calls = ModuleCalls(module, values, weights)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
     with (
         closing(values), _with_gradients(), unchanged(module) as state, torch.compiler.set_stance("force_eager")
@@ -108,19 +115,22 @@ def _run(
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
-        with explained(module, inputs, module_inputs.args, module_inputs.kwargs), calls.recording():
-            output = module(*module_inputs.args, **module_inputs.kwargs)
-        state.forward_ended()
-        calls.add_root(output)
-        if updates:
-            _write_updated_buffers(module, before, values)
-        loss = _checked(loss_fn(output))
-        parameters = _write_parameters(module, values, calls, state)
-        differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
-        values.differentiating = True
-        gradients = _gradients(loss, differentiated, module_inputs.leaves, calls)
+        with weights.observing():
+            with explained(module, inputs, module_inputs.args, module_inputs.kwargs), calls.recording():
+                output = module(*module_inputs.args, **module_inputs.kwargs)
+            state.forward_ended()
+            calls.add_root(output)
+            if updates:
+                _write_updated_buffers(module, before, values)
+            loss = _checked(loss_fn(output))
+            weights.write(calls.user_of)
+            parameters = _write_parameters(module, values, weights, calls, state)
+            differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
+            values.differentiating = True
+            gradients = gradients_of(loss, differentiated, module_inputs.leaves, calls)
         for parameter, value in parameters:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))
+        weights.write_gradients()
         values.finish()
     return sink.commit(
         RunFacts(layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts)
@@ -166,55 +176,6 @@ def _with_gradients() -> Generator[None]:
     """Records what is computed for the backward pass, also where the caller has switched that off."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         yield
-
-
-def _gradients(
-    loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls
-) -> dict[int, Tensor | None]:
-    """Runs the backward pass, and returns the gradients of parameters by their identities."""
-    nodes = _nodes(loss)
-    if all(node.name() != REENTRANT for node in nodes):
-        found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
-        return dict(zip(map(id, parameters), found, strict=False))
-    # Such a checkpoint runs its modules again in the backward pass, which has to accumulate into `grad`.
-    # So does what else the loss depends on, as the parameters of a loss function.
-    others = (node.variable for node in nodes if type(node).__name__ == "AccumulateGrad")
-    before = [(leaf, leaf.grad) for leaf in dict.fromkeys((*parameters, *others))]
-    try:
-        for leaf, _ in before:
-            leaf.grad = None
-        with calls.recomputing(), _without_updates(parameters):
-            loss.backward()
-        return {id(parameter): parameter.grad for parameter in parameters}
-    finally:
-        for leaf, gradient in before:
-            leaf.grad = gradient
-
-
-@contextmanager
-def _without_updates(parameters: Sequence[nn.Parameter]) -> Generator[None]:
-    """Keeps hooks that run once a gradient is accumulated, such as an optimizer's step, from running meanwhile."""
-    attributes = [getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters]
-    hooks = [(each, dict(each)) for each in attributes if each]
-    try:
-        for each, _ in hooks:
-            each.clear()  # autograd holds the dictionary itself
-        yield
-    finally:
-        for each, registered in hooks:
-            each.update(registered)
-
-
-def _nodes(loss: Tensor) -> list[Any]:
-    """Returns the autograd nodes from which a loss is computed."""
-    seen: dict[Any, None] = {}
-    left: list[Any] = [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if node is not None and node not in seen:
-            seen[node] = None
-            left += [each for each, _ in node.next_functions]
-    return list(seen)
 
 
 def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
@@ -270,16 +231,17 @@ def _write_updated_buffers(module: nn.Module, before: Mapping[str, Tensor], valu
 
 
 def _write_parameters(
-    module: nn.Module, values: Values, calls: ModuleCalls, state: ModuleState
+    module: nn.Module, values: Values, weights: EffectiveWeights, calls: ModuleCalls, state: ModuleState
 ) -> list[tuple[nn.Parameter, Value]]:
     """Writes every parameter as it was before the run; a parameter with several names is one value."""
     written: dict[nn.Parameter, Value] = {}
     for dotted, parameter in module.named_parameters(remove_duplicate=False):
         name = plain_name(dotted)
+        site = weights.site(name, calls.user_of(name))
         if parameter in written:
-            values.add_name(written[parameter], name, calls.user_of(name))
+            values.add_name(written[parameter], name, site)
         else:
-            written[parameter] = values.add_leaf(naming.PARAM, name, state.value(parameter), calls.user_of(name))
+            written[parameter] = values.add_leaf(naming.PARAM, name, state.value(parameter), site)
     return list(written.items())
 
 

@@ -19,6 +19,8 @@ from gradscope.dump.record import SiteFacts
 from gradscope.errors import ModelError
 from gradscope.frameworks.torch.computed_from import named_sources
 from gradscope.frameworks.torch.conversion import is_transformed, tensors_in
+from gradscope.frameworks.torch.effective_weights import EffectiveWeights
+from gradscope.frameworks.torch.module_names import as_written, plain_name
 from gradscope.frameworks.torch.torch_values import Value, Values
 from gradscope.naming import printable
 from gradscope.stats.power import combined_power
@@ -26,8 +28,6 @@ from gradscope.stats.power import combined_power
 #: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
 _PRIMITIVES: Final = {"TanhBackward0": "tanh", "SigmoidBackward0": "logistic", "ErfBackward0": "erf"}
 
-#: The attribute in which a compiled module has the one that the user wrote.
-_COMPILED: Final = "_orig_mod"
 _NOT_THE_USERS: Final = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/")
 
 
@@ -94,19 +94,21 @@ class ModuleCalls:
     Args:
         module: The module.
         values: Receives the values that it computes.
+        weights: The parameters that its parametrizations compute.
 
     Raises:
         ModelError: A module is of TorchScript, which calls no hooks.
     """
 
-    def __init__(self, module: nn.Module, values: Values) -> None:
+    def __init__(self, module: nn.Module, values: Values, weights: EffectiveWeights) -> None:
         _require_python(module)
         self._module = module
         self._values = values
+        self._weights = weights
         self._paths = {
             each: plain_name(name)
             for name, each in module.named_modules()
-            if each is not module and as_written(each) is each
+            if each is not module and as_written(each) is each and not weights.has_inside(each)
         }
         self._parameters = {parameter: plain_name(name) for name, parameter in module.named_parameters()}
         self._occurrences: Counter[str] = Counter()
@@ -144,7 +146,7 @@ class ModuleCalls:
 
     def user_of(self, parameter: str) -> SiteFacts:
         """Returns the site of the first use of a parameter: the first call of the module that has it."""
-        call = self._users.get(parameter)
+        call = self._users.get(self._weights.computed_from(parameter))
         if call is None:
             return SiteFacts(index=0)
         return SiteFacts(index=call.index, layer=call.path, source=call.source)
@@ -160,7 +162,7 @@ class ModuleCalls:
         inputs = [
             self._values.measure(tensor) for _, tensor in tensors_in((args, kwargs)) if not is_transformed(tensor)
         ]
-        names = tuple(f"{path}/{plain_name(name)}" for name, _ in module.named_parameters(recurse=False))
+        names = self._weights.read_by(module, path)
         call = self._call(path if occurrence == 1 else f"{path}#{occurrence}", inputs, names)
         for name in names:
             self._users.setdefault(name, call)
@@ -182,7 +184,7 @@ class ModuleCalls:
             start: What the names of the parameters in the module begin with.
             call: The call, which has ended.
         """
-        for name in self._parameters.values():
+        for name in (*self._weights.names, *self._parameters.values()):
             used = name.startswith(start) and naming.key_of(naming.PARAM, name) in call.sources
             if used and self._users.setdefault(name, call) is call and name not in call.params:
                 call.params = (*call.params, name)
@@ -197,7 +199,7 @@ class ModuleCalls:
         self._composites.add(parent)
         return ModuleCall(
             path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs),
-            named_inputs=[value for value in inputs if value.names],
+            named_inputs=[value for value in inputs if value.names and value.family != naming.PARAM],
         )  # fmt: skip
 
     def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
@@ -223,16 +225,6 @@ class ModuleCalls:
 
 def _output_name(path: str, number: int, count: int) -> str:
     return f"{path}.{number}" if count > 1 else path
-
-
-def as_written(module: nn.Module) -> nn.Module:
-    """Returns the module itself; of the one that `torch.compile` returns, the one that the user wrote."""
-    return getattr(module, _COMPILED, module)
-
-
-def plain_name(name: str) -> str:
-    """Returns PyTorch's name of a module, parameter or buffer with slashes, without those of compiled modules."""
-    return "/".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def _require_python(module: nn.Module) -> None:

@@ -114,7 +114,7 @@ class Values:
             self.add_name(known, name, site)
             return known
         value = self._remember(family, tensor) if known is None or known.names else known
-        return self._write(value, name, tensor, site)
+        return self.write_value(value, name, tensor, site)
 
     def add_name(self, value: Value, name: str, site: SiteFacts) -> None:
         """Writes another name of a value, with the site of that name."""
@@ -123,7 +123,18 @@ class Values:
 
     def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
         """Writes a tensor that the run does not compute: a parameter or a buffer."""
-        return self._write(_described(family, tensor), name, tensor, site)
+        return self.write_value(_described(family, tensor), name, tensor, site)
+
+    def named(self, family: str, name: str, tensor: Tensor) -> Value:
+        """Returns a value of a name that is written later."""
+        value = _described(family, tensor)
+        value.names[name] = SiteFacts(index=0)
+        return value
+
+    def place(self, value: Value, tensor: Tensor) -> None:
+        """Makes what an autograd node has computed a value."""
+        if tensor.grad_fn is not None:
+            self._known[tensor.grad_fn, tensor.output_nr] = value
 
     def add_hidden(self, name: str) -> None:
         """Accounts for a value, and its gradient, that a function transform keeps to itself."""
@@ -236,7 +247,8 @@ class Values:
         if self.differentiating and gradient is not None:
             self.write_gradient(value, gradient)
 
-    def _write(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
+    def write_value(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
+        """Writes a value under a name."""
         value.names[name] = site
         array = to_numpy(tensor)
         stats = _statistics(value.family, array, site.primitive)

@@ -245,7 +245,7 @@ class _Facts:
         family, rank, is_gradient = companions(entry.family)
         site = entry.site
         # A value and its gradient have one key, and so have the terms of one gradient.
-        position = first.setdefault((family, site.of or entry.name), own)
+        position = first.setdefault((family, (site.of if family == naming.TERM else None) or entry.name), own)
         if family == naming.TERM:
             return (rank, position, site.index, own)
         # The position in the file comes last, so that a gradient stays after its own value.

@@ -19,6 +19,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.values.debiased_averages import SUM, DebiasedAverage, debiased_averages
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, key_of, split_key
@@ -96,7 +97,8 @@ class RunningStatistics:
             return ""
         start, new, other = found
         own, its = new - start, other - start
-        if not np.any(own) or not np.any(start):  # without old values, they are multiples of each other
+        # Without old values, all are multiples of each other; of sums that begin at zero it is known what is added.
+        if not np.any(own) or not (np.any(start) or match.cand in self._sums):
             return ""
         ratio = float(own @ its) / float(own @ own)
         if not ratio > 0 or np.linalg.norm(its - ratio * own) > _PARALLEL * min(
@@ -111,17 +113,27 @@ class RunningStatistics:
         return f"moves {ratio:.4g} times as far from its value before the step as the reference's{as_if}"
 
     def _updated(self, match: Match) -> tuple[Array, Array, Array] | None:
-        """Returns statistics before an update, and behind those of both programs; None where one is not known."""
+        """Returns statistics before an update, and behind those of both programs; None where one is not known.
+
+        A sum of Haiku that started otherwise is as it would be, had it started at the reference's statistics.
+        """
+        ref, cand = self._dumps.ref, self._dumps.cand
         old = self._before(split_key(match.ref)[1])
-        if (
-            old is None
-            or not match.recipe.plain
-            or not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand))
-        ):
+        known = ref.has_tensor(match.ref) and all(map(cand.has_tensor, match.recipe.keys))
+        if old is None or not known or len(match.recipe.keys) > 1 or match.recipe.part:
             return None
-        arrays = (old, self._dumps.ref.array(match.ref), self._dumps.cand.array(match.cand))
+        arrays = (old, ref.array(match.ref), match.recipe.array(cand))
         start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)
+        if (average := self._sums.get(match.cand)) is not None:
+            from_start = average.from_start(start)
+            other = other if from_start is None else from_start
         return (start, new, other) if start.shape == new.shape == other.shape else None
+
+    @cached_property
+    def _sums(self) -> Mapping[str, DebiasedAverage]:
+        """Haiku's averages of the candidate by the keys of their updated sums, where the reference has none."""
+        averages = [] if debiased_averages(self._dumps.ref) else debiased_averages(self._dumps.cand)
+        return {each.after[SUM]: each for each in averages if each.after}
 
     def _before(self, name: str) -> Array | None:
         """Returns the parameter or state that an auxiliary output updates, by its name; None where there is none."""

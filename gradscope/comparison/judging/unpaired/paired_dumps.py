@@ -15,6 +15,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_j
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.pairing.structure.uncertain_names import returned_counts
 from gradscope.comparison.pairing.values.equality import absent_keys
+from gradscope.comparison.pairing.values.parametrized_values import originals_of
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -152,6 +153,16 @@ class PairedDump:
     @cached_property
     def _stored(self) -> frozenset[str]:
         return frozenset(self.source.keys())
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """All keys of the dump."""
+        return frozenset(self.source.keys())
+
+    @cached_property
+    def originals(self) -> Mapping[str, Sequence[str]]:
+        """The keys of the parameters that each parameter of a parametrization is computed from, by its key."""
+        return originals_of(self.source)
 
     @cached_property
     def known(self) -> frozenset[str]:

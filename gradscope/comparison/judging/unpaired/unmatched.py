@@ -25,9 +25,11 @@ from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
+from gradscope.comparison.judging.unpaired.unmatched_originals import why_of_parametrization
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
+from gradscope.comparison.pairing.values.debiased_averages import updated_alike
 from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.json_text import as_float
@@ -65,7 +67,7 @@ def unmatched(
         stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
     """
     ref, cand = paired_dumps(dumps, pairing, rows)
-    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
+    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **updated_alike(dumps, pairing), **stages}
 
     def why(key: str, own: PairedDump, other: PairedDump, *, lost: bool) -> str:
         known = summed.get(key) or summed.get(own.source.resolve(key))
@@ -162,6 +164,7 @@ def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:
 def _why_of_own(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why what a program is given, or keeps, in its own way needs no counterpart; "" where it does."""
     why = why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other)
+    why = why or why_of_parametrization(owner, own)
     return why or (OTHER_FORM if _is_input_in_another_form(owner, own, other) else "")
 
 
