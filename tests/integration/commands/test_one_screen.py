@@ -92,6 +92,15 @@ def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     assert len(full) > 50
 
 
+@pytest.mark.parametrize("line", ["show a.npz", "compare a.npz b.npz"])
+def test_columns_that_do_not_fit_are_named_as_in_full(dumps: Path, line: str) -> None:
+    narrow, wide = shown(dumps, line, 40).plain, shown(dumps, line, 300).plain
+    assert "hidden at this width" not in wide
+    hidden = re.search(r"hidden at this width: (.*?) \(", " ".join(narrow.split()))
+    assert hidden is not None, narrow
+    assert all(name.split()[-1] in wide for name in hidden[1].split(", "))
+
+
 def test_provenance_takes_a_line_each_and_hashes_are_requested(dumps: Path) -> None:
     def differences(line: str) -> list[str]:
         text = shown(dumps, line, 160).plain.partition("The runs differ in\n")[2].partition("\n\n")[0]

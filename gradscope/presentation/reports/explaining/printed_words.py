@@ -169,7 +169,8 @@ _HEADINGS: Final = {
     "gradient l2": "The norm of the gradients of all parameters of a block",
     "gradient nan": "How many elements of the gradients of a block's parameters are NaN",
     "gradient inf": "How many elements of the gradients of a block's parameters are infinite",
-    "state, aux": "What a loss returns beside its value: updated state, such as running statistics, and other outputs",
+    "state and aux": "What a loss returns beside its value: updated state, such as running statistics, and other "
+    "outputs",
     "gradient": "The gradient of the loss with respect to the tensor of the line",
     "index": "The place of an element, from 0 along each axis",
     "worst index": "The index along the axis at which most of the squared difference is",
