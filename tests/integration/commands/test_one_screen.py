@@ -80,6 +80,14 @@ def test_a_pipe_has_every_row(large: Path) -> None:
     assert gradscope("show", "fine.npz", folder=large).output.count("net.py:") == 100
 
 
+@pytest.mark.parametrize("name", ["fine", "wrong"])
+def test_a_pipe_has_the_verdict_of_a_terminal(large: Path, name: str) -> None:
+    (piped,) = (line for line in gradscope("show", f"{name}.npz", folder=large).output.splitlines()
+                if line.startswith("verdict "))  # fmt: skip
+    first = shown(large, f"show {name}.npz", 300).plain.splitlines()[0]
+    assert piped.split() == first.split()
+
+
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     done = shown(large, "compare fine.npz wrong.npz", columns)
