@@ -40,6 +40,7 @@ from gradscope.comparison.judging.rounding.accumulated_rounding import accumulat
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.different_models import different_models
 from gradscope.comparison.judging.unpaired.incomparable_inputs import in_need_of_no_tolerance
 from gradscope.comparison.judging.unpaired.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand
@@ -121,6 +122,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         matches=pairing.matched,
         losses=loss_difference(dumps, pairing.matched, every, options, programs=programs, limit=limit_of_loss),
         batches=different_batches(dumps, pairing.matched, rows),
+        models=different_models(dumps, pairing, rows) if whole is None else "",
         examples=_examples(dumps, rows, options),
     )
 

@@ -54,6 +54,7 @@ class Comparison:
         matches: How tensors were paired.
         losses: How the losses differ; None where they agree within tolerance, or are not both known.
         batches: How the batches differ; None where they do not, or where that is not known.
+        models: A sentence that the models are not the same; "" where they may be.
         examples: The error of the per-example gradients over all parameters; None where not both dumps have such
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
@@ -78,6 +79,7 @@ class Comparison:
     matches: tuple[Match, ...] = ()
     losses: LossDifference | None = None
     batches: DifferentBatches | None = None
+    models: str = ""
     examples: ExampleError | None = None
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
@@ -145,7 +147,8 @@ class Comparison:
             return nothing_sentence(self.rows)
         if self.verdict == "same":
             return same_sentence(self.rows, self.losses, self.products)
-        return different_sentence(
+        models = f"{self.models}. " if self.models else ""
+        return models + different_sentence(
             self.rows, self.first_divergence, self.blame, self.losses, self.products, batches=self.batches
         )
 

@@ -89,6 +89,11 @@ def written_at(folder: Path) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def is_history_file(name: str) -> bool:
+    """Returns whether a name is that of a history, of what SQLite keeps beside it, or of an event file."""
+    return name.startswith(_EVENTS) or name in {HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
+
+
 def event_files_in(folder: Path) -> list[Path]:
     """Returns TensorBoard's event files in a folder."""
     return sorted(folder.glob(f"{_EVENTS}*"))
@@ -280,10 +285,10 @@ def _traces_in(folder: Path) -> list[Path]:
 
 
 def _is_part(name: str) -> bool:
-    known = {_LOCK, HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
     return (
-        name in known
-        or name.startswith((".gradscope-", _EVENTS))
+        name == _LOCK
+        or is_history_file(name)
+        or name.startswith(".gradscope-")
         or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _TRACE, _ALARM))
     )
 

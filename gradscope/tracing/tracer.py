@@ -22,6 +22,7 @@ from gradscope.tracing.jaxpr import jaxcompat
 from gradscope.tracing.jaxpr.fingerprint import fingerprint
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.jaxpr.source_lines import definition_of
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
@@ -118,7 +119,7 @@ def trace_function(
         ModelError: The function does not return such a scalar.
     """
     jaxpr, constants, out = traced_without_references(_anew(function, arguments), *args)
-    _, aux = loss_and_auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
+    _, aux = loss_and_auxiliary(out, function, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
     computed = frozenset(number for number, constant in enumerate(constants) if isinstance(constant, Tracer))
@@ -210,33 +211,36 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
     return {at: leaf.name for at, leaf in enumerate(arguments) if leaf.family == naming.PARAM}
 
 
-def loss_and_auxiliary(out: Any, kind: Any = jnp.floating) -> tuple[Any, Any]:
+def loss_and_auxiliary(out: Any, function: Callable[..., Any], kind: Any = jnp.floating) -> tuple[Any, Any]:
     """Returns the scalar that a loss returned, and what it returned in addition; None for a bare scalar.
 
     Args:
         out: What it returned, or the shapes of that.
+        function: The loss, whose place a message has.
         kind: The kind of its dtype.
 
     Raises:
         ModelError: It did not return such a scalar.
     """
+    place = definition_of(function)
+    of = f"the loss at {place}" if place else "the loss"
     loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     try:
         scalar = loss if isinstance(loss, jax.ShapeDtypeStruct) else jax.typeof(loss)
     except TypeError as error:
         first = "return the loss first, and everything else in one pytree after it"
         raise ModelError(
-            f"the loss must return a scalar or (scalar, aux), and returned {type(loss).__name__}",
+            f"{of} must return a scalar or (scalar, aux), and returned {type(loss).__name__}",
             hint="end it with 'return' and the loss" if out is None else first,
         ) from error
     if scalar.shape != ():
         raise ModelError(
-            f"the loss must be a scalar, and has shape {scalar.shape}",
+            f"{of} must be a scalar, and has shape {scalar.shape}",
             hint="reduce it over the batch, with .mean() or .sum()",
         )
     if not jnp.issubdtype(scalar.dtype, kind):
         raise ModelError(
-            f"the loss must be a real floating-point number to be differentiated, and is {scalar.dtype.name}",
+            f"{of} must be a real floating-point number to be differentiated, and is {scalar.dtype.name}",
             hint="return the loss itself, not a count or an index",
         )
     return loss, aux

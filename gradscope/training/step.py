@@ -101,7 +101,7 @@ class TrainStep:
         """Returns the loss of a batch and its gradients; nothing in the state changes."""
 
         def of_params(params: Any, variables: Any, batch: Any) -> tuple[Any, Any]:
-            return loss_and_auxiliary(self._loss(with_params(variables, params), batch))
+            return loss_and_auxiliary(self._loss(with_params(variables, params), batch), self._loss)
 
         arguments = (state.params, with_params(state.variables, None), batch)
         seen: Mapping[str, Any] = {}
@@ -135,7 +135,7 @@ class TrainStep:
             folded = with_keys_folded(with_params(state.variables, None), number)
 
             def of_params(params: Any) -> Any:
-                return loss_and_auxiliary(self._loss(with_params(folded, params), part))[0]
+                return loss_and_auxiliary(self._loss(with_params(folded, params), part), self._loss)[0]
 
             return self._trained_only(jax.grad(of_params, allow_int=True)(state.params), state)
 

@@ -65,6 +65,8 @@ dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at
               all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
+verdict     dead: activation/block1/relu has 87.5% dead units: 28 of 32 are zero
+            at all 512 positions (net.py:14)
 repair      lower the learning rate or warm it up, look at the biases before the
             rectifier, or use one that passes a gradient below zero
 explain     gradscope explain dead
@@ -115,6 +117,7 @@ Findings (2)
 dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
+verdict     dead: activation/block1/relu has 87.5% dead units: 28 of 32 are zero at all 512 positions (net.py:14)
 repair      lower the learning rate or warm it up, look at the biases before the rectifier, or use one that passes a gradient below zero
 explain     gradscope explain dead
 loss        2.30714

@@ -13,7 +13,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming.small_chart import SmallChart
 from gradscope.presentation.page.content.depth_content import DIRECTIONS, layers_along_depth
 from gradscope.presentation.page.page_parts import PageNotes
-from gradscope.presentation.page.run_page import steepest_trends
+from gradscope.presentation.page.run_page import changed_most
 from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.reports.dump_overview import verdict_note
@@ -49,7 +49,7 @@ def dump_html(line: str, manifest: Manifest, findings: Sequence[Finding]) -> str
 
 
 def run_html(line: str, report: RunReport) -> str:
-    """Returns a run as HTML of less than 60 kB: its alarms, its loss, and its steepest trends.
+    """Returns a run as HTML of less than 60 kB: its alarms, its loss, and the trends that changed most.
 
     Args:
         line: The run in one line.
@@ -60,7 +60,7 @@ def run_html(line: str, report: RunReport) -> str:
     lines = {"loss": _at(at, losses, "loss")} | {name: _at(at, recorded, name) for name in ("grad_norm", "update_norm")}
     chart = SmallChart(title="over steps", lines=lines)
     notes = [report.verdict, *learning_notes(report.learning)]
-    return _put_together([*notes, Note(label="run", text=line)], chart, steepest_trends(report, _LINES))
+    return _put_together([*notes, Note(label="run", text=line)], chart, changed_most(report, _LINES))
 
 
 def _rms(manifest: Manifest, family: str, names: Sequence[str]) -> list[float | None]:

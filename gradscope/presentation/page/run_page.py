@@ -29,6 +29,7 @@ from gradscope.presentation.reports.runs.run_facts import learning_notes, loss_e
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
 from gradscope.presentation.tables.numbers import count, number
+from gradscope.presentation.tables.over_time.folded_trends import TREND_ORDER, trend_order
 from gradscope.presentation.tables.over_time.run_tables import trend_table
 from gradscope.presentation.tables.table import Table
 
@@ -150,7 +151,7 @@ def _summary(report: RunReport) -> Iterator[PageNotes | Table]:
         steps=[worst.step] if worst else [],
     )
     yield _alarms(report, "Alarms")
-    yield steepest_trends(report, _MOST_TRENDS)
+    yield changed_most(report, _MOST_TRENDS)
 
 
 def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunReport]) -> Iterator[PageNotes | Table]:
@@ -202,8 +203,7 @@ def _alarms(report: RunReport, title: str) -> PageNotes:
     )
 
 
-def steepest_trends(report: RunReport, most: int) -> Table:
-    """Returns the table of the steepest trends of a run, at most so many."""
-    ordered = sorted(report.trends, key=lambda row: -abs(row.trend.slope or 0.0))
-    table = trend_table(ordered[:most], unicode=True, in_order=False)
-    return replace(table, title=f"The steepest trends ({len(table.lines):,} of {len(ordered):,})")
+def changed_most(report: RunReport, most: int) -> Table:
+    """Returns the table of the trends of a run that changed most, at most so many; those of an optimizer are last."""
+    table = trend_table(sorted(report.trends, key=trend_order)[:most], unicode=True, in_order=False)
+    return replace(table, title=f"Trends ({len(table.lines):,} of {len(report.trends):,}, {TREND_ORDER})")

@@ -72,7 +72,7 @@ def lay_out(table: Table, screen: Screen) -> Text:
     text = Text()
     _append_headings(text, table, fitting, name_width, screen)
     text.append_text(_lines(table, fitting, items, labels, name_width=name_width, screen=screen))
-    for note in (*table.notes, *(_hidden_note(blocks, fitting) if table.names_hidden_columns else ())):
+    for note in (*table.notes, *_hidden_note(blocks, fitting)):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 

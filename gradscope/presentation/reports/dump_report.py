@@ -101,12 +101,14 @@ class DumpReport:
         )
 
     def _end(self) -> Sequence[Note]:
-        """Returns that nothing is wrong, which the list of findings does not say, or what to do about the worst."""
+        """Returns the verdict on a whole dump, as an overview begins with, and what to do about the worst."""
+        says = self.whole and bool(self.findings or not self.manifest.origins)
+        found = tuple(map(_finding_note, self.findings))
+        verdict = [verdict_note(found, dict(facts(self.path, self.manifest)))] if says else []
         if not self.findings:
-            is_all = self.whole and not self.manifest.origins
-            return [verdict_note((), dict(facts(self.path, self.manifest)))] if is_all else []
+            return verdict
         explain = Note(label="explain", text=f"gradscope explain {self.findings[0].rule}")
-        return [*self._remedy(), explain]
+        return [*verdict, *self._remedy(), explain]
 
     def _remedy(self) -> Sequence[Note]:
         """Returns what to do about the worst finding, where no origin says so."""

@@ -160,7 +160,6 @@ class Table:
         in_order: Whether lines are in execution order, so that neighbours share the beginnings of their names.
         notes: Sentences that are shown below it.
         cuts_names: Whether a long name may lose its middle; otherwise it gets a line of its own.
-        names_hidden_columns: Whether a note names the columns that do not fit.
     """
 
     title: str
@@ -169,7 +168,6 @@ class Table:
     in_order: bool = True
     notes: tuple[str, ...] = ()
     cuts_names: bool = True
-    names_hidden_columns: bool = True
 
     def cells_by_column(self) -> list[tuple[Cell, ...]]:
         """Returns the cells of each column."""

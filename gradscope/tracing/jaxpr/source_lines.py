@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import linecache
 import site
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from types import CodeType
+from typing import Any, Final
 
 import jax
 
@@ -72,6 +75,16 @@ def source_of(equation: Equation) -> str | None:
     """Returns `file:line` of the user's code that traced an equation, the file without its folder; None if unknown."""
     frame = user_frame(equation)
     return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
+
+
+def definition_of(function: Callable[..., Any]) -> str | None:
+    """Returns `file:line` of where the user's code defines a function; None where that is in a library, or unknown."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, CodeType) or is_library_file(code.co_filename):
+        return None
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def lines_around(equations: Iterable[Equation]) -> dict[str, tuple[int, list[str]]]:

@@ -110,7 +110,8 @@ def _functions(name: str, holder: Any, request: Request) -> tuple[Mapping[str, C
         problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
         raise ModelError(f"{name} {problem}", hint=_hint_for(holder) if missing != ["batch"] else _WITHOUT_BATCH)
     if problems:
-        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
+        defined = f"a model has {_SIGNATURES}; a function takes each of its arguments, also one that it does not use"
+        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder, defined))
     return functions, own
 
 
@@ -199,13 +200,14 @@ def public_names(holder: Any) -> list[str]:
     return [name for name in dir(holder) if not name.startswith("_")]
 
 
-def _hint_for(holder: Any) -> str:
+def _hint_for(holder: Any, otherwise: str = "") -> str:
+    """Returns what to do about an object that is no model; `otherwise` where nothing in it could be meant instead."""
     if isinstance(holder, ModuleType):
         nets = [name for name in public_names(holder) if _is_module(getattr(holder, name))]
         if nets:
             return f"to run a framework's module, name it: FILE.py:{nets[-1]}"
-        return "define them in the file, or name the object that has them: FILE.py:NAME"
-    return hint_without_adapter(holder) or "name an object that has them"
+        return otherwise or "define them in the file, or name the object that has them: FILE.py:NAME"
+    return hint_without_adapter(holder) or otherwise or "name an object that has them"
 
 
 def _is_module(value: Any) -> bool:

@@ -16,7 +16,7 @@ from gradscope.history.run_folder import RunFolder, dump_path, state_path, state
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
-from gradscope.training.loop.resuming import Start, option_facts, owned, start
+from gradscope.training.loop.resuming import Start, leaving_no_empty_run, option_facts, owned, start
 from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
@@ -87,6 +87,7 @@ def _written(
 ) -> Outcome:
     facts = {**fact_texts(request.facts), **option_facts(request.options)}
     with (
+        leaving_no_empty_run(folder.path),
         _event_file(request, folder, beginning.number if resume else None, facts) as events,
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
     ):

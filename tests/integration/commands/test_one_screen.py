@@ -80,6 +80,14 @@ def test_a_pipe_has_every_row(large: Path) -> None:
     assert gradscope("show", "fine.npz", folder=large).output.count("net.py:") == 100
 
 
+@pytest.mark.parametrize("name", ["fine", "wrong"])
+def test_a_pipe_has_the_verdict_of_a_terminal(large: Path, name: str) -> None:
+    (piped,) = (line for line in gradscope("show", f"{name}.npz", folder=large).output.splitlines()
+                if line.startswith("verdict "))  # fmt: skip
+    first = shown(large, f"show {name}.npz", 300).plain.splitlines()[0]
+    assert piped.split() == first.split()
+
+
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     done = shown(large, "compare fine.npz wrong.npz", columns)
@@ -90,6 +98,15 @@ def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     assert re.search(r"2500 .* forward$", done.plain, re.MULTILINE)
     full = shown(large, "compare fine.npz wrong.npz --full", columns).plain.splitlines()
     assert len(full) > 50
+
+
+@pytest.mark.parametrize("line", ["show a.npz", "compare a.npz b.npz"])
+def test_columns_that_do_not_fit_are_named_as_in_full(dumps: Path, line: str) -> None:
+    narrow, wide = shown(dumps, line, 40).plain, shown(dumps, line, 300).plain
+    assert "hidden at this width" not in wide
+    hidden = re.search(r"hidden at this width: (.*?) \(", " ".join(narrow.split()))
+    assert hidden is not None, narrow
+    assert all(name.split()[-1] in wide for name in hidden[1].split(", "))
 
 
 def test_provenance_takes_a_line_each_and_hashes_are_requested(dumps: Path) -> None:

@@ -387,6 +387,58 @@ def test_a_model_without_an_optimizer_says_so(tmp_path: Path, text: str, status:
     assert (done.status, message in done.errors) == (status, True), done.errors
 
 
+FAILING = """
+import jax, jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.ones(3)}
+
+def batch(key, size):
+    return {"x": jax.random.normal(key, (size, 3)), "bad": jnp.asarray(%s)}
+
+def _refuse(bad):
+    if bad:
+        raise ValueError("no")
+
+def loss(variables, batch):
+    jax.debug.callback(_refuse, batch["bad"])
+    return %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "value", "status"),
+    [("True", '(batch["x"] @ variables["w"]).mean()', 4), ("False", 'batch["x"] @ variables["w"]', 4)],
+    ids=["raises", "no scalar"],
+)
+@pytest.mark.parametrize("tensorboard", [(), ("--tensorboard",)], ids=["", "tensorboard"])
+def test_a_run_that_fails_before_its_first_step_leaves_what_was_there(
+    tmp_path: Path, bad: str, value: str, status: int, tensorboard: tuple[str, ...]
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING % (bad, value), encoding="utf-8")
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "events.out.tfevents.1.other").write_bytes(b"kept")
+    for name in ("new", "there"):
+        line = ("train", "failing.py", "--steps", 3, "--optimizer", "sgd(0.1)", "-q", *tensorboard, "-o", name)
+        done = gradscope(*line, folder=tmp_path)
+        assert done.status == status, done.errors
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in there.iterdir() if path.name != ".lock"] == ["events.out.tfevents.1.other"]
+
+
+def test_a_run_that_is_continued_and_fails_at_once_keeps_its_history(tmp_path: Path) -> None:
+    wanted = FAILING % ("False", '(batch["x"] @ variables["w"]).mean()')
+    (tmp_path / "failing.py").write_text(wanted, encoding="utf-8")
+    line = ("train", "failing.py", "--optimizer", "sgd(0.1)", "-q", "-o", "run")
+    assert gradscope(*line, "--steps", 2, folder=tmp_path).status == 0
+    (tmp_path / "failing.py").write_text(wanted.replace("asarray(False)", "asarray(True)"), encoding="utf-8")
+    assert gradscope(*line, "--steps", 4, "--resume", "--force", folder=tmp_path).status == 4
+    with gs.Run(tmp_path / "run") as run:
+        assert run.steps["step"].tolist()[0] == 0
+    assert (tmp_path / "run" / "state-000002.npz").exists()
+
+
 def test_frozen_and_multiplied_parameters(folder: Path) -> None:
     options = ("--steps", 3, "--every", 1, "--freeze", "hidden/*", "--multiply", "head/*=0.5", "-o", "frozen")
     assert gradscope(*TRAIN, *options, folder=folder).status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -154,3 +155,21 @@ def test_a_loss_that_returns_nothing_is_told_to_return() -> None:
     with pytest.raises(ModelError) as caught:
         trace_loss(lambda w, x: None, W, X)
     assert caught.value.hint == "end it with 'return' and the loss"
+
+
+def _vector(variables: Any, x: Any, *, scale: float) -> Any:
+    return scale * loss(variables, x) * jnp.ones(3)
+
+
+def test_a_loss_that_is_none_is_named_with_its_place() -> None:
+    line = _vector.__code__.co_firstlineno
+    for refused in (functools.partial(_vector, scale=2.0), functools.wraps(_vector)(lambda *args: jnp.ones(3))):
+        with pytest.raises(ModelError) as caught:
+            trace_loss(refused, W, X)
+        assert caught.value.message == f"the loss at test_tracer.py:{line} must be a scalar, and has shape (3,)"
+
+
+def test_a_loss_of_a_library_has_no_place_to_look_at() -> None:
+    with pytest.raises(ModelError) as caught:
+        trace_loss(jnp.multiply, jnp.ones(3), jnp.ones(3))
+    assert caught.value.message == "the loss must be a scalar, and has shape (3,)"

@@ -9,11 +9,12 @@ from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.record import Json
 from gradscope.presentation.page.content.json_values import Keys, lists, rounded, shortened
 from gradscope.presentation.page.content.streamed_json import Streamed
+from gradscope.presentation.reports.explaining.printed_words import HEADINGS
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Table
 from gradscope.stats.columns import COLUMNS
 
-_ABOUT: Final = {spec.name: spec.sentence for spec in (*METRICS, *COLUMNS)}
+_ABOUT: Final = {**HEADINGS, **{spec.name: spec.sentence for spec in (*METRICS, *COLUMNS)}}
 
 
 def tables_content(tables: Iterable[Table], keys: Keys) -> Iterator[Streamed]:

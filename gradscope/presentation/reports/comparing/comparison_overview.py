@@ -41,7 +41,6 @@ def overview_tables(comparison: Comparison, most: int) -> Iterator[Table]:
         columns=(NAME, *COLUMNS, _FIRST),
         lines=tuple(_line(row, firsts) for row in worst[:most]),
         in_order=False,
-        names_hidden_columns=False,
     )
 
 

@@ -30,6 +30,8 @@ def _metric(name: str, priority: int, *, only_nonzero: bool = False) -> Column:
 _BELOW_ONE: Final = ("growth", "max_rel", "mismatch", "ulp_max", "ulp_share", "sqnr_db", "bit_equal")
 #: What is known of `rel_l2` where a dump has no elements.
 _AT_LEAST: Final = "rel_l2 at least"
+#: The metric `floor`, which is a norm in the unit of the elements, beside a `rel_l2` which has none.
+_FLOOR: Final = "floor of l2(d)"
 COLUMNS: Final = (
     column("status", 0, "words"),
     _metric("rel_l2", 0),
@@ -50,7 +52,7 @@ COLUMNS: Final = (
     _metric("ulp_share", 9),
     _metric("sign_flip", 5),
     _metric("flipped", 5),
-    _metric("floor", 6),
+    Column(heading=_FLOOR, kind="number", priority=6),
     _metric("sqnr_db", 9),
     _metric("nonfinite_mismatch", 1, only_nonzero=True),
     _metric("masked", 9, only_nonzero=True),
@@ -85,6 +87,8 @@ def line_of(row: ComparisonRow) -> Line:
         del values["matched_by"]
     if row.rule:  # a rule is not a number, and would change the notation of the column's numbers
         values["rule"] = values.pop("tolerance")
+    if "floor" in values:
+        values[_FLOOR] = values.pop("floor")
     if has_bound(row):
         values[_AT_LEAST] = row.needed
     if as_float(values.get("rel_l2", 0.0)) > 1:

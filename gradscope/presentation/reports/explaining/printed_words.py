@@ -150,7 +150,8 @@ _OF_COMPARISONS: Final = {
     "absent": "The gradient does not exist: no path leads from the value to the loss, or each is cut off; one that is "
     "zero exists",
 }
-_HEADINGS: Final = {
+#: The headings of columns that are not names of statistics or metrics.
+HEADINGS: Final = {
     "notes": "The findings at a tensor, and the reasons why something of it is missing",
     "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
     "ledger": "The list of all values that were not captured, with the reason of each",
@@ -161,6 +162,8 @@ _HEADINGS: Final = {
     "count": "How many elements have a magnitude in the range",
     "rel_l2 at least": "The least rel_l2 that two tensors can have by their statistics, where no more is known of one, "
     "as in a run or a dump with statistics alone",
+    "floor of l2(d)": "The metric floor: the norm of the difference that rounding explains, in the unit of the "
+    "elements, as max_abs is, whereas rel_l2 is relative to the norm of the reference",
     "largest rel_l2": "The largest rel_l2 of the rows of one comparison",
     "worst rel_l2": "The largest rel_l2 of a family",
     "forward": "The first value in execution order that differs",
@@ -169,7 +172,8 @@ _HEADINGS: Final = {
     "gradient l2": "The norm of the gradients of all parameters of a block",
     "gradient nan": "How many elements of the gradients of a block's parameters are NaN",
     "gradient inf": "How many elements of the gradients of a block's parameters are infinite",
-    "state, aux": "What a loss returns beside its value: updated state, such as running statistics, and other outputs",
+    "state and aux": "What a loss returns beside its value: updated state, such as running statistics, and other "
+    "outputs",
     "gradient": "The gradient of the loss with respect to the tensor of the line",
     "index": "The place of an element, from 0 along each axis",
     "worst index": "The index along the axis at which most of the squared difference is",
@@ -178,4 +182,4 @@ _HEADINGS: Final = {
 }  # fmt: skip
 
 #: Every word, with a text without a full stop.
-WORDS: Final = {**_LABELS, **_OF_COMPARISONS, **_HEADINGS}
+WORDS: Final = {**_LABELS, **_OF_COMPARISONS, **HEADINGS}

@@ -23,7 +23,7 @@ from gradscope.presentation.tables.table import Cell, Column, column
 _ACTIVATION: Final = "activation"
 _GRADIENT: Final = "gradient"
 _PARAMETERS: Final = "parameters"
-_STATE: Final = "state, aux"
+_STATE: Final = "state and aux"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,6 @@ class Overview:
             columns=columns,
             lines=tuple(map(self._line, items)),
             notes=(self._shown.ranges,) if several else (),
-            names_hidden_columns=False,
         )
 
     def _items(self, room: int) -> list[_Item]:

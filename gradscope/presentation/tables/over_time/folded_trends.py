@@ -16,10 +16,21 @@ from gradscope.presentation.tables.over_time.run_tables import SPARKLINE_WIDTH, 
 from gradscope.presentation.tables.table import Line, Table
 
 _NOTES: Final = "name[a..b]: of a to b, one that is not finite at the end, or the one that changed most"
+#: The words for the order of `trend_order`.
+TREND_ORDER: Final = "the model's that changed most first"
 #: The families of what is beside the model: the batch, an optimizer's variables, moving averages.
 _BESIDE: Final = frozenset({naming.INPUT, naming.SLOT_PREFIX, naming.AVERAGE})
 #: Powers of ten, a factor of two, by which a statistic has grown or shrunk, and not only moved.
 _GONE: Final = 0.3
+
+
+def trend_order(row: TrendRow) -> tuple[bool, bool, float]:
+    """Returns the key by which trends are sorted: the model's, those that are not finite at the end, by their change.
+
+    Args:
+        row: The trend.
+    """
+    return row.tensor.family.partition("/")[0] in _BESIDE, not row.trend.broken, -row.trend.change
 
 
 def folded_trends(
@@ -43,13 +54,13 @@ def folded_trends(
         for part in _same_way(group)
         for each in _repeated(part)
     ]
-    groups.sort(key=lambda each: (_is_beside(each[1]), not _is_broken(each[1]), -_change(each[1])))
+    groups.sort(key=lambda each: min(map(trend_order, each[1])))
     lines = tuple(
         _line(name, group, unicode=unicode, sparkline_width=sparkline_width)
         for name, group in _shares_of_families(groups, most)
     )
     lines_of_all = f"{len(lines):,} of {len(groups):,} lines for {len(rows):,} tensors"
-    title = f"Trends ({lines_of_all}, the model's that changed most first)"
+    title = f"Trends ({lines_of_all}, {TREND_ORDER})"
     notes = (_NOTES,) if len(groups) < len(rows) else ()
     return Table(title=title, columns=trend_columns(), lines=lines, in_order=False, notes=notes)
 
@@ -67,19 +78,6 @@ def _shares_of_families(
         share = (most - len(chosen)) // (len(smallest_first) - rank)
         chosen.update(members[:share])
     yield from (group for at, group in enumerate(groups) if at in chosen)
-
-
-def _is_beside(group: Sequence[TrendRow]) -> bool:
-    """Returns whether tensors are neither of the model nor of what becomes of its gradients."""
-    return group[0].tensor.family.partition("/")[0] in _BESIDE
-
-
-def _change(group: Sequence[TrendRow]) -> float:
-    return max(row.trend.change for row in group)
-
-
-def _is_broken(group: Sequence[TrendRow]) -> bool:
-    return any(row.trend.broken for row in group)
 
 
 def _repeated(rows: Sequence[TrendRow]) -> Iterator[tuple[str, list[TrendRow]]]:

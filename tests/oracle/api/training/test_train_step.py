@@ -335,5 +335,5 @@ def test_nothing_to_train_is_refused() -> None:
 def test_a_loss_that_is_none_is_the_models_failure(wrong: Any, says: str, families: Any) -> None:
     step = gs.train_step(lambda params, batch: wrong(params["w"] * batch), "sgd(0.1)", families=families)
     x = filled(1.0, 3)
-    with pytest.raises(gs.ModelError, match=f"the loss {says}"):
+    with pytest.raises(gs.ModelError, match=rf"the loss at test_train_step.py:\d+ {says}"):
         jax.eval_shape(step, step.init({"w": x}), x)

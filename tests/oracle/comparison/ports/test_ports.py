@@ -44,12 +44,14 @@ def compared(port: Port, fault: str = "") -> Comparison:
 def test_a_correct_port_is_the_same_without_a_map(port: Port) -> None:
     found = compared(port)
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
+    assert not found.models
 
 
 @pytest.mark.parametrize(("port", "fault"), CHOSEN, ids=[f"{port.name}-{fault}" for port, fault in CHOSEN])
 def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"
+    assert not found.models
     assert named_first(found) & {*port.shows_at[fault]}, found.sentence
 
 
@@ -142,3 +144,19 @@ def test_a_faulty_layer_with_a_transposed_output_is_measured_in_that_layout() ->
         for family in ("activation", "activation_grad"):
             assert rows[family].made_by == "transpose [1, 0]"
             assert "rel_l2" in rows[family].why
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a network of depthwise convolutions", "a vision transformer"),
+        ("a language model", "an LSTM with another order of gates"),
+        ("a decoder with grouped queries", "a speech network"),
+    ],
+)
+def test_networks_that_have_nothing_in_common_are_said_to_be_different_models(one: str, other: str) -> None:
+    begin = "These seem to be dumps of different models: the parameters of "
+    for ref, cand in ((one, other), (other, one)):
+        found = gs.compare(reference(ref), reference(cand))
+        assert found.verdict == "different"
+        assert found.sentence.startswith(begin), found.sentence

@@ -54,6 +54,12 @@ def test_rows_of_statistics_alone_have_the_least_rel_l2_and_say_once_why_no_more
     assert "rel_l2 at least" not in text_of(compared("param", "w", 1e-2))
 
 
+def test_a_floor_is_said_to_be_a_norm_beside_an_error_that_is_relative() -> None:
+    row = replace(compared("param_grad", "w", 1e-2), metrics={"rel_l2": 1e-2, "floor": 3e-6})
+    assert "  floor of l2(d)\n" in text_of(row)
+    assert "3.00e-06" in text_of(row)
+
+
 def test_a_reason_of_several_rows_is_given_once() -> None:
     rows = [replace(compared("param", name, 1.0), likely="is 0.5 times the reference's") for name in "vwxyz"]
     missing = [replace(MISSING, name=name) for name in ("head/bias", "head/scale")]

@@ -154,7 +154,7 @@ def test_a_parameter_without_a_layer_and_an_input_have_lines_of_their_own() -> N
 
 def test_state_belongs_to_the_layer_that_has_its_path() -> None:
     made = manifest(entry("activation", "bn"), entry("state", "batch_stats/bn/mean", stats=stats_of([3.0])))
-    assert cells(made, 10)["bn"]["state, aux rms"] == 3.0
+    assert cells(made, 10)["bn"]["state and aux rms"] == 3.0
 
 
 @pytest.mark.parametrize("room", [3, 5, 8, 20])

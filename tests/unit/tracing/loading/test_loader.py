@@ -284,6 +284,15 @@ def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
     )
 
 
+def test_a_function_without_its_argument_is_to_take_it() -> None:
+    write("net.py", "def init(): ...\ndef batch(key, size): ...\ndef loss(variables, batch): ...\n")
+    refused = refusal("net.py")
+    assert refused.message == "net is not a model: init takes (), expected init(key)"
+    assert refused.hint is not None
+    assert refused.hint.startswith("a model has init(key), ")
+    assert refused.hint.endswith("a function takes each of its arguments, also one that it does not use")
+
+
 @pytest.mark.parametrize("call", ["Net(depth=...)", "make()"])
 def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(call: str) -> None:
     write("net.py", CLASS)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from gradscope.capturing.explain.nonfinite.causes.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
-from gradscope.primitive_groups import LOGARITHMS
+from gradscope.primitive_groups import LOGARITHMS, SLICES
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
+
+#: Return elements of their first operand, or of any where a predicate selects.
+_SELECTIONS: Final = ("gather", *sorted(SLICES), "select_n")
 
 
 def repair_of_pattern(operation: Operation, primitive: str, operations: Operations) -> str:
@@ -24,11 +31,23 @@ def repair_of_pattern(operation: Operation, primitive: str, operations: Operatio
 
 def _repair_of_log(operation: Operation, operations: Operations) -> str:
     """Returns what to use in place of the log of a softmax or of a sigmoid; "" for any other."""
-    if operations.made_by(operation.values, "logistic"):
+    values = _selected_from(operation.values, operations)
+    if operations.made_by(values, "logistic"):
         return LOG_SIGMOID
-    sums = [summed for shares in operations.made_by(operation.values, "div")
+    sums = [summed for shares in operations.made_by(values, "div")
             for summed in operations.made_by(shares.values[-1:], "reduce_sum")]  # fmt: skip
     return LOG_SOFTMAX if any(operations.made_by(each.values, "exp") for each in sums) else ""
+
+
+def _selected_from(values: Sequence[ValueAt], operations: Operations) -> list[ValueAt]:
+    """Returns values and those that their elements are taken from, as the share of each example's class."""
+    found = [*values]
+    for value in found:  # which grows
+        for primitive in _SELECTIONS:
+            for selection in operations.made_by([value], primitive):
+                operands = selection.values if primitive == "select_n" else selection.values[:1]
+                found += [each for each in operands if each not in found]
+    return found
 
 
 def _is_x_log_x(operation: Operation, operations: Operations) -> bool:
