@@ -250,7 +250,9 @@ def _matched_rows(
             kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
             accumulated=is_default and limits[pair.owner] > pair.limit and rel_l2.get(pair.owner, 0.0) > pair.limit,
         )
-    return rows
+    if options.bitwise:
+        return rows
+    return rows | RunningStatistics(dumps).with_divisors_of_pytorch((pair.match for pair in pairs), rows)
 
 
 def _is_any_over(pairs: Sequence[MeasuredPair]) -> bool:

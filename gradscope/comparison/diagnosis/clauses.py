@@ -9,11 +9,11 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
-from gradscope.comparison.judging.judge import UNPROVEN
+from gradscope.comparison.judging.judge import OF_PYTORCH, UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
-from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
+from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS, UNRETURNED
 from gradscope.comparison.layout.recipe_steps import FLIP, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.comparison.metrics.evidence import no_gradient_in
@@ -43,12 +43,13 @@ _NOUNS: Final = {
     AUX: "auxiliary output",
 }
 
-#: What one program may have alone: why it does not count, and what the program does with it, in words.
+#: What one program may have alone: why it does not count, and what it does, and the other does not, in words.
 _KEPT: Final = (
-    (STATISTICS, "updates", "running statistic"),
-    (CONSTANTS, "keeps", "state tensor"),
-    (HIDDEN, "adds", "parameter without effect"),
-    (OTHER_FORM, "reads", "input"),
+    (STATISTICS, "updates", "running statistic", "have"),
+    (UNRETURNED, "updates", "running statistic", "return"),
+    (CONSTANTS, "keeps", "state tensor", "have"),
+    (HIDDEN, "adds", "parameter without effect", "have"),
+    (OTHER_FORM, "reads", "input", "have"),
 )
 
 #: The gradients that may be a consequence of the first divergence.
@@ -236,17 +237,17 @@ def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
 def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns clauses about state, biases and inputs that one of the dumps has alone, which does not count."""
     clauses: list[str] = []
-    for why, verb, noun in _KEPT:
+    for why, verb, noun, lacks in _KEPT:
         for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
-            names = [row.name for row in rows if (row.status, row.why) == (status, why) and row.family in _GIVEN]
-            if names:
-                what = f"{counted(len(names), noun)} that the {other} does not have"
+            alone = [row for row in rows if (row.status, row.why) == (status, why)]
+            if names := [row.name for row in alone if row.family in _GIVEN or why == UNRETURNED]:
+                what = f"{counted(len(names), noun)} that the {other} does not {lacks}"
                 clauses.append(f"the {side} {verb} {what}, {some_of(names)}")
     return clauses
 
 
 def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about gradients of inputs that differ, which does not count."""
+    """Returns clauses about gradients of inputs and running variances that differ, which does not count."""
     found = {
         why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
     }
@@ -256,6 +257,9 @@ def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
         clauses.append(f"{what}, which the loss reads: a capture from PyTorch has no gradient of that")
     if names := found[OF_MASK]:
         clauses.append(f"a gradient of {some_of(names)}, of zeros and ones, arrives in one of the programs alone")
+    if names := [each.name for each in rows if each.why == OF_PYTORCH]:
+        what = f"{counted(len(names), 'running variance')} {_verb(len(names))}, of {some_of(names)}"
+        clauses.append(f"{what}: {OF_PYTORCH}")
     return clauses
 
 

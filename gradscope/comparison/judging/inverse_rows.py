@@ -5,6 +5,7 @@ Those are outputs of loops, of which the reference has the iterations, and value
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.naming import split_key
 
 
 def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
@@ -28,13 +30,16 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
         options: How strictly they are judged.
 
     Yields:
-        A row under the candidate's name, at the execution index of the reference's last iteration.
+        A row under the candidate's name, at the execution index of the reference's last iteration; under the
+        reference's where one tensor is made of one.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     limits, floors = DefaultLimits.of_whole(dumps, options.cand_dtype), PairFloors(dumps.cand, dumps.ref)
-    for match in inverse:
+    every = tuple(inverse)
+    counts = Counter(key for match in every for key in match.recipe.keys)
+    for match in every:
         parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))
         noise = _largest(limits.noise_floor(part, owner) for part in parts)
@@ -44,7 +49,9 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
         dtype = limits.dtype(parts[-1], entry)
         rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         tolerance = options.tolerance(entry.name, match.ref, limit)
-        yield judge(match, _at_index_of(parts[-1], entry), evidence, tolerance, rounding)
+        row = judge(match, _at_index_of(parts[-1], entry), evidence, tolerance, rounding)
+        whole = len(parts) == 1 and counts[match.recipe.keys[0]] == 1 and parts[0].family == entry.family
+        yield replace(row, name=split_key(match.recipe.keys[0])[1], counterpart=entry.name) if whole else row
 
 
 def _evidence(dumps: Dumps, match: Match, options: CompareOptions) -> PairEvidence:

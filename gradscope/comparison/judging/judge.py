@@ -22,6 +22,9 @@ from gradscope.naming.wording import brief, counted, percent
 #: The remark on an input that agrees in a layout which nothing but its own values shows.
 UNPROVEN: Final = "its own values alone show this layout: no parameter has it, and what is computed from it differs"
 
+#: Why running variances are the same that a library of JAX divides by the number of values.
+OF_PYTORCH: Final = "PyTorch divides the variance by one less than the number of values"
+
 
 def judge(
     match: Match,

@@ -40,7 +40,7 @@ def capture(
     path: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
-    updates: bool = False,
+    updates: bool = True,
 ) -> Dump:
     """Runs a module and a loss forward and backward once, and writes a dump such as `gradscope dump` writes.
 
@@ -61,8 +61,7 @@ def capture(
         path: The file to write; None to keep the dump in memory.
         force: Whether a file that exists at the path may be replaced.
         updates: Whether the buffers that the run changes, such as running statistics, are written as they are after it,
-            too. A port whose running variances divide by the number of values, as those of Flax do, differs in them:
-            PyTorch divides by one less.
+            too, as `aux`.
 
     Returns:
         The dump.
@@ -226,7 +225,11 @@ def _checked(loss: Any) -> Tensor:
 def _write_updated_buffers(module: nn.Module, before: Mapping[str, Tensor], values: Values) -> None:
     """Writes the buffers that the forward pass changed, such as running statistics, as JAX's models return them."""
     for name, buffer in module.named_buffers():
-        if name in before and not torch.equal(buffer, before[name]):
+        # Sparse tensors are compared as dense ones: PyTorch does not say whether two of them are equal.
+        own, old = (
+            each if each.layout is torch.strided else each.to_dense() for each in (buffer, before.get(name, buffer))
+        )
+        if not torch.equal(own, old):
             values.add_leaf(naming.AUX, plain_name(name), buffer, SiteFacts(index=0))
 
 

@@ -1,7 +1,8 @@
 """`RunningStatistics` finds running statistics of a batch norm that the programs update in different ways.
 
 A variance is divided by the number of values in one, and by one less in the other. That shows a difference that is
-within tolerance, too; no other diagnosis changes the verdict. Or statistics move by another share of the way to those
+within tolerance, too; no other diagnosis changes the verdict. Between PyTorch, which divides by one less, and a library
+of JAX it is none, and is told beside the verdict. Or statistics move by another share of the way to those
 of the batch, as where a momentum is what one keeps and what the other adds.
 """
 
@@ -9,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.judging.judge import OF_PYTORCH
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.values.debiased_averages import SUM, DebiasedAverage, debiased_averages
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.manifest.json_text import as_float
@@ -35,6 +37,9 @@ _NEARLY: Final = 0.05
 
 #: The relative error of two updates that are multiples of each other.
 _PARALLEL: Final = 1e-3
+
+#: The relative error of a share that is that of a common momentum.
+_SHARE: Final = 2e-2
 
 #: Shares that are common, each with what is left of one: what one program keeps is what the other adds.
 _MOMENTA: Final = (0.1, 0.01, 0.001, 0.9, 0.99, 0.999)
@@ -57,9 +62,26 @@ class RunningStatistics:
             matches: The pairs.
             rows: Their rows, by the reference's keys.
         """
+        if self._is_of_pytorch:
+            return {}
         within = (each for each in matches if rows[each.ref].family == AUX and rows[each.ref].status == "same")
         found = ((each.ref, self.other_divisor(each)) for each in within if rows[each.ref].needed)
         return {key: replace(rows[key], status="different", tolerance=None, why=why) for key, why in found if why}
+
+    def with_divisors_of_pytorch(
+        self, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]
+    ) -> dict[str, ComparisonRow]:
+        """Returns the rows of running variances that PyTorch divides by one less than a library of JAX, as the same.
+
+        Args:
+            matches: The pairs.
+            rows: Their rows, by the reference's keys.
+        """
+        if not self._is_of_pytorch:
+            return {}
+        updated = (each for each in matches if rows[each.ref].family == AUX and rows[each.ref].needed)
+        as_same = partial(replace, status="same", tolerance=None, rule="", needed=None, why=OF_PYTORCH)
+        return {each.ref: as_same(rows[each.ref]) for each in updated if self.other_divisor(each)}
 
     def other_divisor(self, match: Match) -> str:
         """Returns that one program divides a variance by the number of values, and the other by one less; "" if not.
@@ -74,7 +96,7 @@ class RunningStatistics:
         if (found := self._updated(match)) is None:
             return ""
         start, new, other = found
-        if new.size < _FEWEST_CHANNELS or min(new.min(), start.min()) < 0:
+        if (new.size < _FEWEST_CHANNELS and not self._is_of_pytorch) or min(new.min(), start.min()) < 0:
             return ""
         apart, rounding = other - new, machine_epsilon(self._dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
         if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
@@ -83,7 +105,10 @@ class RunningStatistics:
             for factor, used, expected in ((count - 1, count - 1, count), (-count, count, count - 1)):
                 kept = new - factor * apart
                 share = float(start @ kept) / float(start @ start)
-                if 0 < share < 1 and np.linalg.norm(kept - share * start) <= _NEARLY * np.linalg.norm(factor * apart):
+                # A few channels agree with many shares, and one with every share.
+                likely = new.size >= _FEWEST_CHANNELS or _is_common(share)
+                close = np.linalg.norm(kept - share * start) <= _NEARLY * np.linalg.norm(factor * apart)
+                if 0 < share < 1 and likely and close:
                     return f"divides the variance by {used}, and the reference by {expected}"
         return ""
 
@@ -97,6 +122,8 @@ class RunningStatistics:
             return ""
         start, new, other = found
         own, its = new - start, other - start
+        if self._is_of_pytorch:
+            its = self._with_one_divisor(start, own, its)
         # Without old values, all are multiples of each other; of sums that begin at zero it is known what is added.
         if not np.any(own) or not (np.any(start) or match.cand in self._sums):
             return ""
@@ -111,6 +138,32 @@ class RunningStatistics:
         swapped = next((each for each in shares if abs(ratio * each / (1 - each) - 1) <= _PARALLEL), None)
         as_if = "" if swapped is None else f", as with a momentum of {1 - swapped:g} for {swapped:g}"
         return f"moves {ratio:.4g} times as far from its value before the step as the reference's{as_if}"
+
+    @cached_property
+    def _is_of_pytorch(self) -> bool:
+        """Whether one of the dumps is a capture from PyTorch, and the other one is none."""
+        return is_of_jax(self._dumps.ref) is not is_of_jax(self._dumps.cand)
+
+    def _with_one_divisor(self, start: Array, own: Array, its: Array) -> Array:
+        """Returns how far a running variance of the candidate moves with the reference's divisor; as it is for others.
+
+        With shares `b` and `c` and the variance `v` the reference moves by `b * (v - start)`, and the candidate by
+        `c * (r * v - start)`, which is `c / b * r * own + c * (r - 1) * start`. There, `r` is `(n - 1) / n`, or the
+        inverse where the candidate is PyTorch's.
+
+        Args:
+            start: The running variance before the step.
+            own: How far the reference's moves.
+            its: How far the candidate's moves.
+        """
+        of_own, of_start = np.linalg.lstsq(np.stack([own, start], 1), its, rcond=None)[0]
+        if np.linalg.norm(its - of_own * own - of_start * start) > _PARALLEL * np.linalg.norm(its):
+            return its
+        for count in sorted(self._counts.get(start.size, ())):
+            r = (count - 1) / count if is_of_jax(self._dumps.cand) else count / (count - 1)
+            if _is_common(of_start / (r - 1)):
+                return of_own / r * own
+        return its
 
     def _updated(self, match: Match) -> tuple[Array, Array, Array] | None:
         """Returns statistics before an update, and behind those of both programs; None where one is not known.
@@ -176,6 +229,11 @@ class RunningStatistics:
                 for channels in {*entry.shape} - {0}:
                     found[channels] |= {math.prod(entry.shape) // channels} - {0, 1}
         return found
+
+
+def _is_common(share: float) -> bool:
+    """Returns whether a share is that of a common momentum."""
+    return any(abs(share - each) <= _SHARE * each for each in _MOMENTA)
 
 
 def _ends(name: str) -> Iterator[str]:

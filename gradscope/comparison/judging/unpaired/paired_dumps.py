@@ -151,6 +151,11 @@ class PairedDump:
         return NamesWithin(dict.fromkeys(entry.name for entry in self.source.manifest.entries if entry.family == AUX))
 
     @cached_property
+    def returns_state(self) -> bool:
+        """Whether the program returns state as it is after the step."""
+        return any(self.state_names.of(entry.name) for entry in self.source.manifest.entries if entry.family == AUX)
+
+    @cached_property
     def _stored(self) -> frozenset[str]:
         return frozenset(self.source.keys())
 

@@ -26,6 +26,9 @@ STATISTICS: Final = "running statistics that only one of the programs updates, a
 #: Why other state does not count that one program keeps and the other does not.
 CONSTANTS: Final = "state that only one of the programs keeps, and all else agrees"
 
+#: Why running statistics do not count that a capture from PyTorch has as they are after the run.
+UNRETURNED: Final = "the other program does not return its state"
+
 #: The buffer that the modules of PyTorch have beside the running statistics which they update.
 _COUNT: Final = "num_batches_tracked"
 
@@ -42,9 +45,11 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
         own: The dump that has it.
         other: The dump that lacks it.
     """
-    if not (own.facts.ported and own.facts.losses_agree):
-        return ""
     family, name = split_key(owner)
+    of_jax = is_of_jax(own.source), is_of_jax(other.source)
+    unreturned = UNRETURNED if family == AUX and of_jax == (False, True) and not other.returns_state else ""
+    if not (own.facts.ported and own.facts.losses_agree):
+        return unreturned
     kind = dtype_class(own.source.entry(owner).dtype)
     if (family == STATE or (family == AUX and _updates_state(name, own))) and kind not in ("float", "complex"):
         what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
@@ -53,7 +58,7 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
         return "the sum that Haiku keeps beside an average, which agrees"
     if family == AUX:
         updated = [key_of(each, found) for found in own.state_names.of(name) for each in own.state_families[found]]
-        return next((why for key in updated if (why := _why_of_values(key, own, other)) == STATISTICS), "")
+        return next(filter(None, (_why_of_values(key, own, other) for key in updated)), unreturned)
     if family == STATE and _is_read_and_agrees(name, own):
         return "its layer, which reads it in evaluation, agrees"
     return _why_of_values(owner, own, other) if owner in own.values_of_state else ""
