@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradscope.dump.manifest.provenance import command_line, content_hash, versions
 from gradscope.dump.record import Json
 from gradscope.frameworks.torch.conversion import to_numpy
+from gradscope.frameworks.torch.module_names import plain_name
 
 _DISTRIBUTIONS: Final = ("gradscope-jax", "torch", "numpy", "ml_dtypes")
 
@@ -29,6 +30,7 @@ def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
     return {
         "model": type(module).__name__,
         "training": module.training,
+        **_switched(module),
         "batch_sha256": content_hash([to_numpy(tensor) for tensor in inputs]),
         "python": platform.python_version(),
         "versions": versions(_DISTRIBUTIONS),
@@ -37,6 +39,15 @@ def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
         "matmul_precision": _precision(module, device),
         "argv": command_line(),
     }
+
+
+def _switched(module: nn.Module) -> dict[str, Json]:
+    """Returns the names of the modules that are in another mode than the one around them, where there are any."""
+    modes = {plain_name(name): each.training for name, each in module.named_modules()}
+    switched: list[Json] = [
+        name for name, mode in modes.items() if name and mode is not modes.get(name.rpartition("/")[0], mode)
+    ]
+    return {"training_switched": switched} if switched else {}
 
 
 def _precision(module: nn.Module, device: torch.device) -> str:

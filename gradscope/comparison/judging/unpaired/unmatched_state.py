@@ -18,6 +18,7 @@ from typing import Final
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump
 from gradscope.comparison.pairing.matching import is_of_jax
 from gradscope.comparison.precision import dtype_class
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming import ACTIVATION, AUX, PARAM_GRAD, STATE, key_of, split_key
 
 #: Why running statistics do not count that one program keeps and the other does not.
@@ -89,7 +90,7 @@ def _is_updated(key: str, own: PairedDump) -> bool:
     if is_of_jax(own.source):
         return bool(own.output_names.of(name))
     counted = key_of(family, f"{name.rpartition('/')[0]}/{_COUNT}") in own.known
-    return counted and manifest.provenance.get("training") is not False
+    return counted and _is_training(name, manifest)
 
 
 def _updates_state(name: str, own: PairedDump) -> bool:
@@ -110,8 +111,21 @@ def _is_sum_of_average(key: str, own: PairedDump, other: PairedDump) -> bool:
 def _is_read_and_agrees(name: str, own: PairedDump) -> bool:
     """Returns whether the layer whose state something is was run in evaluation, and all of its outputs agree."""
     manifest, path = own.source.manifest, name.rpartition("/")[0]
-    if is_of_jax(own.source) or manifest.provenance.get("training") is not False:
+    if is_of_jax(own.source) or _is_training(name, manifest):
         return False
     outputs = [key_of(ACTIVATION, each) for layer in manifest.layers if layer.path == path for each in layer.outputs]
     known = frozenset(own.source.keys())
     return bool(outputs) and all(each in known and own.compared.get(own.source.resolve(each)) for each in outputs)
+
+
+def _is_training(name: str, manifest: Manifest) -> bool:
+    """Returns whether a module of PyTorch was in training mode; one that states none may have been.
+
+    Args:
+        name: The name of one of its buffers.
+        manifest: The manifest of the capture.
+    """
+    switched, parts = manifest.provenance.get("training_switched"), name.split("/")[:-1]
+    around = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    count = len(around.intersection(map(str, switched))) if isinstance(switched, list) else 0
+    return (manifest.provenance.get("training") is not False) is (count % 2 == 0)

@@ -21,6 +21,7 @@ from gradscope.comparison.layout.recipe_steps import Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import NamesWithin, tokens_of
+from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import AUX, PARAM, STATE, key_of, split_key
 
@@ -34,6 +35,9 @@ _KINDS: Final = ("mean", "var")
 
 #: The least share of the start that is left in a sum which shows the decay beside rounding.
 _LEAST_KEPT: Final = 1e-4
+
+#: How many roundings of the result an update of it may be off.
+_ROUNDINGS: Final = 4
 
 #: Why the state of two libraries does not count that both begin in their own way.
 _BEGUN: Final = "as its library begins it: Haiku's sums at zero, and an average divides them by 1 - decay^n"
@@ -199,8 +203,11 @@ class _Alike:
             expected, entry = average.from_start(self._first), source.entry(end)
             limit = dumps.tolerance(AUX, entry.dtype, entry.dtype)
             new = np.ravel(source.array(end)).astype(np.float64)
-            if expected is not None and expected.shape == new.shape:
-                self.move_alike = bool(np.linalg.norm(expected - new) <= limit * np.linalg.norm(new))
+            added = average.array(average.after[SUM]) if average.after else None
+            if expected is not None and added is not None and expected.shape == new.shape:
+                # Beside what is kept of the start, little is added in one step, and it is what may be another.
+                rounding = _ROUNDINGS * machine_epsilon(entry.dtype) * np.linalg.norm(new)
+                self.move_alike = bool(np.linalg.norm(expected - new) <= limit * np.linalg.norm(added) + rounding)
 
 
 def _pairs(

@@ -212,12 +212,16 @@ def test_a_second_name_of_a_shared_parameter_needs_no_counterpart() -> None:
     assert _tied(tied=False).verdict == "different"
 
 
+@pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_reads_them(training: bool) -> None:
+def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_reads_them(
+    training: bool, around: bool
+) -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(3)
     norm.load_state_dict({"running_mean": torch.randn(3)}, strict=False)
-    module = nn.Sequential(nn.Linear(4, 3, bias=False), norm).train(training)
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), norm).train(around)
+    norm.train(training)
     x = torch.randn(6, 4)
     state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
 
@@ -242,6 +246,43 @@ def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_re
     assert found.verdict == "same", found.sentence
     told = "the reference updates 2 running statistics that the candidate does not have, `1/running_mean`"
     assert (told in found.sentence) is training
+
+
+def test_statistics_that_a_norm_in_training_does_not_read_count_in_a_module_in_evaluation() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3)
+    norm.load_state_dict({"running_mean": torch.randn(3), "running_var": torch.rand(3) + 0.5}, strict=False)
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Sequential(norm)).eval()
+    norm.train()
+    x = torch.randn(6, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def port(mean: Any) -> Dump:
+        def loss(variables: Any, x: Any) -> Any:
+            weights, old = variables["params"], variables["batch_stats"]["norm"]
+            with jax.named_scope("dense"):
+                x = x @ weights["dense"]["kernel"]
+            with jax.named_scope("norm"):
+                found = {"mean": x.mean(0), "var": x.var(0)}
+                x = (x - found["mean"][None]) / jnp.sqrt(found["var"] + 1e-5)[None]
+                x = x * weights["norm"]["scale"][None] + weights["norm"]["bias"][None]
+            updated = {name: 0.9 * old[name] + 0.1 * value for name, value in found.items()}
+            return jnp.tanh(x + 1).mean(), {"batch_stats": {"norm": updated}}
+
+        params = {
+            "dense": {"kernel": state["0.weight"].T.copy()},
+            "norm": {"scale": state["1.0.weight"], "bias": state["1.0.bias"]},
+        }
+        statistics = {"norm": {"mean": mean, "var": state["1.0.running_var"]}}
+        variables = {"params": params, "batch_stats": statistics}
+        return gs.capture(loss, variables, x.numpy(), has_aux=True, origins=False)
+
+    reference = capture(module, lambda x: torch.tanh(x + 1).mean(), x)
+    assert reference.manifest.provenance["training_switched"] == ["1/0"]
+    assert gs.compare(reference, port(state["1.0.running_mean"])).verdict == "same"
+    other = gs.compare(reference, port(np.zeros(3, np.float32)))
+    assert other.verdict == "different"
+    assert not any("in evaluation" in row.why for row in other.rows if row.family == "state"), other.sentence
 
 
 class _Attended(nn.Module):

@@ -122,9 +122,10 @@ def test_a_decay_that_is_what_the_reference_adds_is_told_as_such() -> None:
     assert "as with a momentum of 0.9 for 0.1" in found.sentence
 
 
-def test_a_variance_that_is_divided_by_one_less_is_told() -> None:
+@pytest.mark.parametrize("decay", [0.9, 0.99, 0.9999])
+def test_a_variance_that_is_divided_by_one_less_is_told(decay: float) -> None:
     for start in (None, TRAINED):
-        found = gs.compare(_plain(start or FRESH, unbiased=True), _haiku(_state(start)))
+        found = gs.compare(_plain(start or FRESH, decay, unbiased=True), _haiku(_state(start), (decay, decay)))
         assert found.verdict == "different"
         assert "it divides the variance by 20, and the reference by 19" in found.sentence
 
