@@ -65,7 +65,9 @@ class Processing:
         for patterns in (self.trained.exclude, tuple(pattern for pattern, _ in self.multipliers)):
             Selection(select=patterns).require_matches(names)
         if not named_leaves(self.trained_of(params)):
-            raise UsageError("no parameter is trained", hint="the patterns leave none that has a gradient")
+            selects = self.trained != Selection()
+            hint = "the patterns leave none that has a gradient" if selects else "none is of floating-point numbers"
+            raise UsageError("no parameter is trained", hint=hint)
 
     def trained_of(self, params: Any) -> Any:
         """Returns the trained parameters: the pytree with None in place of all others."""

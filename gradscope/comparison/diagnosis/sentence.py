@@ -209,7 +209,7 @@ def _in_brackets(row: ComparisonRow, where: str) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0)) if row.inputs_paired else 0.0
-    blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
+    blame = f", {times(growth)} that of its inputs" if FLAGGED < growth < math.inf else ""
     blame = f", made here{'' if row.reads_recorded else ' or right before it'}" if row.made_here else blame
     noise = f", {times(as_float(row.metrics['noise']))} noise" if "noise" in row.metrics else ""
     made = f", made {where}" if growth > FLAGGED and where else ""

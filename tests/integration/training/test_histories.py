@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -123,6 +124,7 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
     assert "param/block7" in gradscope("show", run, folder=tmp_path).output  # a pipe has everything
     watched = in_terminal("watch", "run", "--once", folder=tmp_path, columns=100).plain
     assert "scan[0..59]" in watched
+    assert re.search(r"recorded steps, on one logarithmic scale of \S+ to \S+\n", watched)
 
 
 def test_watch_shows_why_a_run_diverged_among_the_last_alarms(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
+from gradscope.arrays.dtypes import is_complex, is_floating
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json
@@ -95,12 +96,20 @@ def _scopes(name: str) -> Iterator[str]:
 
 
 def layers_along_depth(manifest: Manifest) -> list[str]:
-    """Returns the names of the layers in execution order, without those around others."""
-    own = [entry for entry in manifest.entries if entry.family in DIRECTIONS and entry.alias_of is None]
+    """Returns the names of the layers in execution order, without those around others, and those of whole numbers.
+
+    A layer of whole numbers, such as an index, has no rms, and would cut the lines.
+    """
+    own = [entry for entry in manifest.entries
+           if entry.family in DIRECTIONS and entry.alias_of is None and _has_rms(entry)]  # fmt: skip
     order: dict[str, int] = {}
     for entry in sorted(own, key=_position):
         order.setdefault(entry.name, len(order))
     return innermost(order)
+
+
+def _has_rms(entry: Entry) -> bool:
+    return not entry.dtype or is_floating(entry.dtype) or is_complex(entry.dtype)
 
 
 def _position(entry: Entry) -> int:

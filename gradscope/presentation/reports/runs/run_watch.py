@@ -197,6 +197,7 @@ class WatchReport:
         )
         shown = f"{len(kept):,} of {len(groups):,}, changed most" if len(kept) < len(groups) else len(kept)
         note = f"to the right: the last {max((len(each.values) for each in kept), default=0)} recorded steps"
+        note += f", on one logarithmic scale of {number(min(finite))} to {number(max(finite))}" if finite else ""
         folded = "name[a..b]: of the iterations a to b, the one that changed most"
         notes = (note, folded) if len(groups) < len(self.layers) else (note,)
         return Table(title=f"Gradients ({shown})", columns=columns, lines=lines, notes=notes if lines else ())

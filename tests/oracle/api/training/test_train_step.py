@@ -318,6 +318,13 @@ def test_an_optimizer_that_takes_no_such_parameters_is_one_message() -> None:
         step.init(variables())
 
 
+def test_parameters_of_whole_numbers_are_not_said_to_be_left_out_by_patterns() -> None:
+    step = gs.train_step(lambda params, batch: (params["w"] * batch).sum(), "sgd(0.1)")
+    with pytest.raises(gs.UsageError, match="no parameter is trained") as caught:
+        step.init({"w": jnp.ones(3, jnp.int32)})
+    assert caught.value.hint == "none is of floating-point numbers"
+
+
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter is trained"):
         gs.train_step(loss, "sgd(0.1)", freeze="*").init(variables())

@@ -133,16 +133,18 @@ def test_the_sentence_counts_consequences_and_names_the_layers_that_made_them() 
         row("input_grad", "x"), row("example_grad", "w"), row("example_grad", "h"),
     )  # fmt: skip
     assert found == (
-        "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
-        "`block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from that; "
-        "1 parameter gradient and 1 per-example gradient differ in addition, of `h`."
+        "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x that of its inputs, "
+        "made in `block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from "
+        "that; 1 parameter gradient and 1 per-example gradient differ in addition, of `h`."
     )
 
 
 def test_an_error_that_is_made_anew_is_named() -> None:
     found = sentence(row("activation", "dense", growth=200.0), row("activation", "block/left"),
                      row("activation", "head", growth=30.0))  # fmt: skip
-    assert found == ("Forward first differs at `dense` (rel_l2 2.1e-2, 200x its inputs); error is made anew at `head`.")
+    assert found == (
+        "Forward first differs at `dense` (rel_l2 2.1e-2, 200x that of its inputs); error is made anew at `head`."
+    )
 
 
 def test_a_second_name_of_the_first_and_gradients_behind_a_wrong_value_are_no_new_errors() -> None:

@@ -149,6 +149,16 @@ def test_the_first_layer_that_is_not_finite_is_marked_in_the_order_of_each_pass(
     ]
 
 
+def test_a_layer_of_whole_numbers_cuts_no_line_along_depth() -> None:
+    entries = (
+        entry("activation", "a", index=0), entry("activation", "label", index=1, dtype="int32"),
+        entry("activation_grad", "label", index=1, dtype="int32"), entry("activation", "b", index=2),
+    )  # fmt: skip
+    (depth,) = content_of(page_html(dump_maker(Manifest(entries=entries))))[0]["depth"]
+    assert depth["names"] == ["a", "b"]
+    assert None not in depth["lines"][0]["values"]
+
+
 def test_an_alarm_is_a_link_to_its_tensor_at_its_step_and_without_a_tensor_to_its_step() -> None:
     notes = [Note(label="nonfinite", text="one"), Note(label="loss-spike", text="two"), Note(label="", text="three")]
     shown = summary_html([PageNotes(notes=notes, keys=["update/a", ""], steps=[3, 4])])

@@ -280,9 +280,10 @@ function places(low, high) {
   return decade.flatMap((power) => digits.map((digit) => digit * 10 ** power)).filter((value) => low <= value && value <= high);
 }
 
-/** @param {number} value @param {boolean} logarithmic */
+/** A place on a vertical axis as text, without zeros at the end: 0.1 beside 1 and 10. @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
-  return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? Number(value.toPrecision(3)).toExponential().replace("e+", "e") : numberText(value);
+  if (logarithmic && value > 0 && (value < 0.1 || value >= 1e4)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
+  return numberText(value).replace(/\.0+$|(\.\d*[1-9])0+$/, "$1");
 }
 
 /** The width of a vertical axis, of 9 characters such as those of -2.00e+09, too: its first one is the sign. @param {string[] | null} labels */
