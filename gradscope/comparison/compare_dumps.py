@@ -99,8 +99,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     statistics = RunningStatistics(dumps)
-    if not (options.bitwise or options.has_tolerance):
-        rows |= statistics.with_divisors(pairing.matched, rows)
+    rows |= {} if options.bitwise or options.has_tolerance else statistics.with_divisors(pairing.matched, rows)
     rows |= with_likely_causes(dumps, pairing.matched, rows, statistics, kinks)
     rows |= with_other_forms(dumps, pairing.matched, rows) | in_need_of_no_tolerance(dumps, pairing, rows)
     rows |= {key: replace(rows[key], likely=what) for key, what in kept_pairs.unlike.items() if key in rows}
@@ -250,9 +249,8 @@ def _matched_rows(
             kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
             accumulated=is_default and limits[pair.owner] > pair.limit and rel_l2.get(pair.owner, 0.0) > pair.limit,
         )
-    if options.bitwise:
-        return rows
-    return rows | RunningStatistics(dumps).with_divisors_of_pytorch((pair.match for pair in pairs), rows)
+    statistics, own = RunningStatistics(dumps), [pair.match for pair in pairs]
+    return rows if options.bitwise else rows | statistics.with_divisors_of_pytorch(own, rows)
 
 
 def _is_any_over(pairs: Sequence[MeasuredPair]) -> bool:

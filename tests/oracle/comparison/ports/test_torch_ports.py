@@ -23,7 +23,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from gradscope.frameworks.torch import capture  # noqa: E402
 
-#: The statistics that a batch norm leaves behind are no tensors of a capture from PyTorch.
+#: The statistics that a batch norm leaves behind are no tensors of a file without a manifest.
 FORWARD_FAULTS = tuple(fault for fault in FAULTS if fault != "momentum")
 
 
@@ -79,7 +79,7 @@ def bare(reference: Dump, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ports() -> dict[str, Dump]:
-    return {fault: captured(CONVNET.candidate(fault)) for fault in ("", *FORWARD_FAULTS)}
+    return {fault: captured(CONVNET.candidate(fault)) for fault in ("", *FAULTS)}
 
 
 def test_a_correct_port_of_a_capture_is_the_same(reference: Dump, ports: dict[str, Dump]) -> None:
@@ -137,7 +137,7 @@ def test_what_layers_use_is_missed_in_tensors_without_a_manifest(
     assert gs.compare(gs.load(tmp_path / "fewer.npz"), ports[""]).verdict == "different"
 
 
-@pytest.mark.parametrize("fault", FORWARD_FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_blamed_on_its_layer(reference: Dump, ports: dict[str, Dump], fault: str) -> None:
     found = gs.compare(reference, ports[fault])
     assert found.verdict == "different"
@@ -1069,6 +1069,46 @@ def _normalised(*, momentum: float, unbiased: bool, mean_of_zero: bool) -> tuple
     with jax.numpy_rank_promotion("allow"):
         port = gs.capture(loss, variables, x.numpy().swapaxes(1, 2).copy(), origins=False)
     return reference, port, names
+
+
+@pytest.mark.parametrize("options", [{}, {"tol": 1e-3}])
+def test_a_variance_that_pytorch_divides_by_one_less_is_told_and_is_no_difference(options: dict[str, Any]) -> None:
+    reference, port, _ = _normalised(momentum=0.1, unbiased=False, mean_of_zero=False)
+    for one, other in ((reference, port), (port, reference)):
+        found = gs.compare(one, other, **options)
+        assert found.verdict == "same", found.sentence
+        assert "2 running variances differ, of `" in found.sentence
+        assert "PyTorch divides the variance by one less than the number of values" in found.sentence
+        assert gs.compare(one, other, bitwise=True).verdict == "different"
+
+
+@pytest.mark.parametrize("options", [{}, {"tol": 1e-3}])
+def test_another_momentum_is_found_beside_the_other_divisor(options: dict[str, Any]) -> None:
+    reference, port, _ = _normalised(momentum=0.9, unbiased=False, mean_of_zero=False)
+    found = gs.compare(reference, port, **options)
+    assert found.verdict == "different"
+    assert {"1/running_mean", "1/running_var"} & {*named_first(found)}, found.sentence
+    likely = {row.likely for row in found.rows if row.name.endswith("running_var") and row.family == "aux"}
+    assert any("as with a momentum of 0.1 for 0.9" in each or "of 0.9 for 0.1" in each for each in likely), likely
+
+
+def test_a_port_that_returns_no_statistics_is_the_same_and_that_is_told() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)), torch.randn(8, 5)
+    weights = {name: value.numpy().copy() for name, value in module.state_dict().items() if "num" not in name}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("fc"):
+            x = x @ weights["0.weight"].T + weights["0.bias"][None]
+        with jax.named_scope("bn"):
+            x = (x - x.mean(0, keepdims=True)) * jax.lax.rsqrt(x.var(0, keepdims=True) + 1e-5)
+            return ((x * weights["1.weight"][None] + weights["1.bias"][None]) ** 3).mean()
+
+    found = gs.compare(capture(module, lambda y: (y**3).mean(), x), gs.capture(loss, weights, x.numpy(), origins=False))
+    assert found.verdict == "same", found.sentence
+    assert "the reference updates 2 running statistics that the candidate does not return" in found.sentence
+    without = capture(module, lambda y: (y**3).mean(), x, updates=False)
+    assert not any(key.startswith("aux/") for key in without)
 
 
 def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_update_them() -> None:
