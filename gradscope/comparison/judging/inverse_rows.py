@@ -5,7 +5,6 @@ Those are outputs of loops, of which the reference has the iterations, and value
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -31,15 +30,13 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
 
     Yields:
         A row under the candidate's name, at the execution index of the reference's last iteration; under the
-        reference's where one tensor is made of one.
+        reference's where that has more of the value.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     limits, floors = DefaultLimits.of_whole(dumps, options.cand_dtype), PairFloors(dumps.cand, dumps.ref)
-    every = tuple(inverse)
-    counts = Counter(key for match in every for key in match.recipe.keys)
-    for match in every:
+    for match in inverse:
         parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))
         noise = _largest(limits.noise_floor(part, owner) for part in parts)
@@ -50,8 +47,9 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
         rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         tolerance = options.tolerance(entry.name, match.ref, limit)
         row = judge(match, _at_index_of(parts[-1], entry), evidence, tolerance, rounding)
-        whole = len(parts) == 1 and counts[match.recipe.keys[0]] == 1 and parts[0].family == entry.family
-        yield replace(row, name=split_key(match.recipe.keys[0])[1], counterpart=entry.name) if whole else row
+        # An output of a loop has the name that it has; of two values of other sizes, the row is the reference's.
+        of_ref = len(parts) == 1 and match.matched_by != "iterations"
+        yield replace(row, name=split_key(match.recipe.keys[0])[1], counterpart=entry.name) if of_ref else row
 
 
 def _evidence(dumps: Dumps, match: Match, options: CompareOptions) -> PairEvidence:
