@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -116,6 +117,7 @@ def test_every_layer_agrees_forward_and_backward(ported: Ported) -> None:
         "param": PARAMETERS,
         "param_grad": PARAMETERS,
         "input_grad": 1,
+        "aux": len(jax.tree.leaves(ported.variables["batch_stats"])),
     }
 
 

@@ -22,7 +22,7 @@ from gradscope.comparison.judging.judge import OF_PYTORCH
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.values.debiased_averages import SUM, DebiasedAverage, debiased_averages
-from gradscope.comparison.precision import machine_epsilon
+from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, key_of, split_key
 
@@ -96,7 +96,8 @@ class RunningStatistics:
         if (found := self._updated(match)) is None:
             return ""
         start, new, other = found
-        if (new.size < _FEWEST_CHANNELS and not self._is_of_pytorch) or min(new.min(), start.min()) < 0:
+        is_likely = self._is_of_pytorch or (new.size >= _FEWEST_CHANNELS and min(new.min(), start.min()) >= 0)
+        if not is_likely:
             return ""
         apart, rounding = other - new, machine_epsilon(self._dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
         if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
@@ -174,6 +175,8 @@ class RunningStatistics:
         old = self._before(split_key(match.ref)[1])
         known = ref.has_tensor(match.ref) and all(map(cand.has_tensor, match.recipe.keys))
         if old is None or not known or len(match.recipe.keys) > 1 or match.recipe.part:
+            return None
+        if dtype_class(ref.entry(match.ref).dtype) != "float":  # a count of updates
             return None
         arrays = (old, ref.array(match.ref), match.recipe.array(cand))
         start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)

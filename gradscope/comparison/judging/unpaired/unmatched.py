@@ -107,7 +107,7 @@ def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str
     if not is_of_jax(own.source):
         return _why_of_pytorch(owner, own, other)
     if entry.family == AUX:
-        return "captures of PyTorch hold no outputs beside the loss"
+        return "captures of PyTorch hold no outputs beside the loss and updated buffers"
     start = key_of(subject_family(entry.family) or entry.family, entry.name)
     if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
         return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -115,8 +115,14 @@ def _beside(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         scopes = match.ref.rpartition("/")[0], match.cand.rpartition("/")[0]
         for (scope, shape), keys in left[0].items():
             others = left[1].get((scopes[1], shape), ())
-            if scope == scopes[0] and len(keys) == len(others) == 1:
+            if scope == scopes[0] and len(keys) == len(others) == 1 and _may_be_one(dumps, keys[0], others[0]):
                 yield Match.of(keys[0], others[0], "order")
+
+
+def _may_be_one(dumps: Dumps, one: str, other: str) -> bool:
+    """Returns whether two outputs may be one: each library counts its updates from a number of its own."""
+    kinds = dtype_class(dumps.ref.entry(one).dtype), dtype_class(dumps.cand.entry(other).dtype)
+    return kinds[0] == kinds[1] and (kinds[0] != "integer" or is_of_jax(dumps.ref) is is_of_jax(dumps.cand))
 
 
 def _by_scope(source: DumpSource, keys: Iterable[str]) -> Mapping[tuple[str, tuple[int, ...]], Sequence[str]]:

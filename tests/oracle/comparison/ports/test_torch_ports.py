@@ -285,6 +285,52 @@ def test_statistics_that_a_norm_in_training_does_not_read_count_in_a_module_in_e
     assert not any("in evaluation" in row.why for row in other.rows if row.family == "state"), other.sentence
 
 
+@pytest.mark.parametrize("count", [0, 1000])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_count_of_updates_that_began_at_another_number_is_no_difference(count: int, turned: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3))
+    nn.init.uniform_(module[1].running_mean, 1, 2)
+    nn.init.uniform_(module[1].running_var, 1, 2)
+    x = torch.randn(6, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(variables: Any, x: Any) -> Any:
+        weights, old = variables["params"], variables["state"]
+        with jax.named_scope("linear"):
+            x = x @ weights["linear"]["w"]
+        with jax.named_scope("norm"):
+            found = {"mean": x.mean(0), "var": x.var(0)}
+            x = (x - found["mean"][None]) / jnp.sqrt(found["var"] + 1e-5)[None]
+            x = x * weights["norm"]["scale"][None] + weights["norm"]["offset"][None]
+        updated = {
+            each: {
+                "hidden": 0.9 * own["hidden"] + 0.1 * found["var" if "var" in each else "mean"],
+                "counter": own["counter"] + 1,
+            }
+            for each, own in old.items()
+        }
+        averages = {each: own["hidden"] / (1 - 0.9 ** own["counter"].astype(float)) for each, own in updated.items()}
+        return jnp.tanh(x + 1).mean(), {each: {**updated[each], "average": averages[each]} for each in updated}
+
+    statistics = {
+        f"norm/~/{kind}_ema": {"hidden": value, "average": value.copy(), "counter": np.int32(count)}
+        for kind, value in (("mean", state["1.running_mean"]), ("var", state["1.running_var"]))
+    }
+    weights = {
+        "linear": {"w": state["0.weight"].T.copy()},
+        "norm": {"scale": state["1.weight"], "offset": state["1.bias"]},
+    }
+    variables = {"params": weights, "state": statistics}
+    dumps = [
+        capture(module, lambda x: torch.tanh(x + 1).mean(), x),
+        gs.capture(loss, variables, x.numpy(), has_aux=True, origins=False),
+    ]
+    found = gs.compare(*dumps[:: -1 if turned else 1])
+    assert found.verdict == "same", found.sentence
+    assert "PyTorch divides the variance by one less" in found.sentence
+
+
 class _Attended(nn.Module):
     """A module that is called as the one of a port that ends before its norm."""
 

@@ -129,7 +129,7 @@ def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
     assert {statistics.other_divisor(match) for match in matches} == {
         "divides the variance by 49, and the reference by 50"
     }
-    assert counting.looks == 3
+    assert counting.looks == 4
 
 
 def test_a_difference_that_nothing_explains_is_named_before_another_divisor() -> None:
