@@ -35,6 +35,9 @@ _LEAST_ROUNDINGS: Final = 8
 #: The relative error of what a difference shows beside rounding.
 _NEARLY: Final = 0.05
 
+#: That of what a difference shows in a few channels.
+_EXACTLY: Final = 0.01
+
 #: The relative error of two updates that are multiples of each other.
 _PARALLEL: Final = 1e-3
 
@@ -102,14 +105,17 @@ class RunningStatistics:
         apart, rounding = other - new, machine_epsilon(self._dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
         if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
             return ""
+        # PyTorch's average of all steps, which has no momentum, keeps nothing of the start in the first one.
+        least = -_EXACTLY if self._is_of_pytorch else 0.0
         for count in sorted(self._counts.get(new.size, ())):
             for factor, used, expected in ((count - 1, count - 1, count), (-count, count, count - 1)):
                 kept = new - factor * apart
                 share = float(start @ kept) / float(start @ start)
-                # A few channels agree with many shares, and one with every share.
-                likely = new.size >= _FEWEST_CHANNELS or _is_common(share)
-                close = np.linalg.norm(kept - share * start) <= _NEARLY * np.linalg.norm(factor * apart)
-                if 0 < share < 1 and likely and close:
+                # A few channels are near many shares, and one has any share.
+                common = new.size >= _FEWEST_CHANNELS or _is_common(share)
+                nearly = _NEARLY if common else _EXACTLY
+                close = np.linalg.norm(kept - share * start) <= nearly * np.linalg.norm(factor * apart)
+                if least < share < 1 and close and (common or new.size > 1):
                     return f"divides the variance by {used}, and the reference by {expected}"
         return ""
 
@@ -235,8 +241,8 @@ class RunningStatistics:
 
 
 def _is_common(share: float) -> bool:
-    """Returns whether a share is that of a common momentum."""
-    return any(abs(share - each) <= _SHARE * each for each in _MOMENTA)
+    """Returns whether a share is that of a common momentum, or none."""
+    return any(abs(share - each) <= _SHARE * each for each in _MOMENTA) or abs(share) <= _PARALLEL
 
 
 def _ends(name: str) -> Iterator[str]:

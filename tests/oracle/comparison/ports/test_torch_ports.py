@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1136,6 +1137,37 @@ def test_another_momentum_is_found_beside_the_other_divisor(options: dict[str, A
     assert {"1/running_mean", "1/running_var"} & {*named_first(found)}, found.sentence
     likely = {row.likely for row in found.rows if row.name.endswith("running_var") and row.family == "aux"}
     assert any("as with a momentum of 0.1 for 0.9" in each or "of 0.9 for 0.1" in each for each in likely), likely
+
+
+@pytest.mark.parametrize("momentum", [0.05, 0.3, None])
+@pytest.mark.parametrize("channels", [2, 8])
+def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(5, channels), nn.BatchNorm1d(channels, momentum=momentum)), torch.randn(8, 5)
+    weights = {name: value.numpy().copy() for name, value in module.state_dict().items() if "num" not in name}
+
+    def loss(variables: Any, x: Any, share: float) -> Any:
+        own, old = variables["params"], variables["batch_stats"]["bn"]
+        with jax.named_scope("fc"):
+            x = x @ own["fc"]["w"] + own["fc"]["b"][None]
+        with jax.named_scope("bn"):
+            new = {"mean": x.mean(0), "var": x.var(0)}
+            x = (x - new["mean"][None]) * jax.lax.rsqrt(new["var"] + 1e-5)[None]
+            x = x * own["bn"]["scale"][None] + own["bn"]["bias"][None]
+        updated = {"bn": {each: (1 - share) * old[each] + share * new[each] for each in new}}
+        return (x**3).mean(), {"batch_stats": updated}
+
+    params = {
+        "fc": {"w": weights["0.weight"].T.copy(), "b": weights["0.bias"]},
+        "bn": {"scale": weights["1.weight"], "bias": weights["1.bias"]},
+    }
+    start = {"bn": {"mean": weights["1.running_mean"], "var": weights["1.running_var"]}}
+    reference = capture(module, lambda y: (y**3).mean(), x)
+    for share, verdict in ((momentum or 1.0, "same"), (0.6 * (momentum or 1.0), "different")):
+        port = gs.capture(
+            partial(loss, share=share), {"params": params, "batch_stats": start}, x.numpy(), has_aux=True, origins=False
+        )
+        assert gs.compare(reference, port).verdict == verdict
 
 
 def test_a_port_that_returns_no_statistics_is_the_same_and_that_is_told() -> None:
