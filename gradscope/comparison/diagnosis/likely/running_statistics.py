@@ -24,7 +24,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.values.debiased_averages import SUM, DebiasedAverage, debiased_averages
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, key_of, split_key
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, key_of, split_key
 
 #: The fewest channels that show another divisor of a variance: rounding could look like it in a few.
 _FEWEST_CHANNELS: Final = 6
@@ -84,7 +84,7 @@ class RunningStatistics:
             return {}
         updated = (each for each in matches if rows[each.ref].family == AUX and rows[each.ref].needed)
         as_same = partial(replace, status="same", tolerance=None, rule="", needed=None, why=OF_PYTORCH)
-        return {each.ref: as_same(rows[each.ref]) for each in updated if self.other_divisor(each)}
+        return {each.ref: as_same(rows[each.ref]) for each in updated if self._is_divided_as_in_pytorch(each)}
 
     def other_divisor(self, match: Match) -> str:
         """Returns that one program divides a variance by the number of values, and the other by one less; "" if not.
@@ -171,6 +171,46 @@ class RunningStatistics:
             if _is_common(of_start / (r - 1)):
                 return of_own / r * own
         return its
+
+    def _is_divided_as_in_pytorch(self, match: Match) -> bool:
+        """Returns whether the divisor alone is another: by what PyTorch's layer reads, or else by the two updates."""
+        measured = self._agrees_with_measured(match)
+        return bool(self.other_divisor(match)) if measured is None else measured
+
+    def _agrees_with_measured(self, match: Match) -> bool | None:
+        """Returns whether both are made of the variance of what PyTorch's layer reads, each with its divisor.
+
+        With that variance `v`, PyTorch's is `start + b * (v - start)`, which shows the share `b`. The other one is then
+        `start + b * (v * (n - 1) / n - start)`.
+
+        Returns:
+            None where PyTorch's statistic is no such, or what its layer reads is not known.
+        """
+        of_ref = not is_of_jax(self._dumps.ref)
+        found, read = self._updated(match), self._read_by(match.ref if of_ref else match.cand, of_ref=of_ref)
+        if found is None or read is None or read.ndim < 2 or read.shape[1] != found[0].size:
+            return None
+        start, own, its = found if of_ref else (found[0], found[2], found[1])
+        count = read.size // start.size
+        variance = np.var(read, axis=tuple(axis for axis in range(read.ndim) if axis != 1), dtype=np.float64)
+        moved = variance * count / max(count - 1, 1) - start
+        share = float((own - start) @ moved) / float(moved @ moved) if np.any(moved) else 0.0
+        entry, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
+        limit = self._dumps.tolerance(AUX, entry.dtype, other.dtype)
+        if np.linalg.norm(start + share * moved - own) > limit * np.linalg.norm(own):
+            return None
+        expected = start + share * (variance - start)
+        return bool(np.linalg.norm(expected - its) <= limit * np.linalg.norm(expected))
+
+    def _read_by(self, key: str, *, of_ref: bool) -> Array | None:
+        """Returns what the layer of a statistic reads; None where it is called several times, or that has no name."""
+        source = self._dumps.ref if of_ref else self._dumps.cand
+        path = split_key(key)[1].rpartition("/")[0]
+        calls = [each for each in source.manifest.layers if each.path.partition("#")[0] == path]
+        names = calls[0].inputs if len(calls) == 1 else ()
+        keys = [key_of(family, names[0]) for family in (ACTIVATION, INPUT)] if len(names) == 1 else []
+        known = frozenset(source.keys())
+        return next((source.array(each) for each in keys if each in known and source.has_tensor(each)), None)
 
     def _updated(self, match: Match) -> tuple[Array, Array, Array] | None:
         """Returns statistics before an update, and behind those of both programs; None where one is not known.

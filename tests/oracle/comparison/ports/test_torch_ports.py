@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -1139,20 +1138,17 @@ def test_another_momentum_is_found_beside_the_other_divisor(options: dict[str, A
     assert any("as with a momentum of 0.1 for 0.9" in each or "of 0.9 for 0.1" in each for each in likely), likely
 
 
-@pytest.mark.parametrize("momentum", [0.05, 0.3, None])
-@pytest.mark.parametrize("channels", [2, 8])
-def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
-    torch.manual_seed(0)
-    module, x = nn.Sequential(nn.Linear(5, channels), nn.BatchNorm1d(channels, momentum=momentum)), torch.randn(8, 5)
+def _port_of_norm(module: nn.Sequential, x: Tensor, share: float, variance: Callable[[Any], Any]) -> Dump:
+    """The port of a layer and a norm at initialisation that adds a share of what a function makes of what it reads."""
     weights = {name: value.numpy().copy() for name, value in module.state_dict().items() if "num" not in name}
 
-    def loss(variables: Any, x: Any, share: float) -> Any:
+    def loss(variables: Any, x: Any) -> Any:
         own, old = variables["params"], variables["batch_stats"]["bn"]
         with jax.named_scope("fc"):
             x = x @ own["fc"]["w"] + own["fc"]["b"][None]
+        new = {"mean": x.mean(0), "var": variance(x)}
         with jax.named_scope("bn"):
-            new = {"mean": x.mean(0), "var": x.var(0)}
-            x = (x - new["mean"][None]) * jax.lax.rsqrt(new["var"] + 1e-5)[None]
+            x = (x - new["mean"][None]) * jax.lax.rsqrt(x.var(0) + 1e-5)[None]
             x = x * own["bn"]["scale"][None] + own["bn"]["bias"][None]
         updated = {"bn": {each: (1 - share) * old[each] + share * new[each] for each in new}}
         return (x**3).mean(), {"batch_stats": updated}
@@ -1162,12 +1158,38 @@ def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int
         "bn": {"scale": weights["1.weight"], "bias": weights["1.bias"]},
     }
     start = {"bn": {"mean": weights["1.running_mean"], "var": weights["1.running_var"]}}
+    variables = {"params": params, "batch_stats": start}
+    return gs.capture(loss, variables, x.numpy(), has_aux=True, origins=False)
+
+
+@pytest.mark.parametrize("momentum", [0.05, 0.3, None])
+@pytest.mark.parametrize("channels", [1, 2, 8])
+def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(5, channels), nn.BatchNorm1d(channels, momentum=momentum)), torch.randn(8, 5)
     reference = capture(module, lambda y: (y**3).mean(), x)
     for share, verdict in ((momentum or 1.0, "same"), (0.6 * (momentum or 1.0), "different")):
-        port = gs.capture(
-            partial(loss, share=share), {"params": params, "batch_stats": start}, x.numpy(), has_aux=True, origins=False
-        )
-        assert gs.compare(reference, port).verdict == verdict
+        port = _port_of_norm(module, x, share, lambda x: x.var(0))
+        for one, other in ((reference, port), (port, reference)):
+            found = gs.compare(one, other)
+            assert found.verdict == verdict, found.sentence
+
+
+@pytest.mark.parametrize("channels", [1, 2, 8, 64])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda x: x.std(0), lambda x: x.var(0) + 1e-2, lambda x: (x**2).mean(0)],
+    ids=["deviation", "epsilon added", "mean square"],
+)
+def test_what_is_no_variance_is_not_taken_for_one_with_the_other_divisor(
+    channels: int, wrong: Callable[[Any], Any]
+) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(5, channels), nn.BatchNorm1d(channels)), torch.randn(8, 5) + 1
+    reference, port = capture(module, lambda y: (y**3).mean(), x), _port_of_norm(module, x, 0.1, wrong)
+    for one, other in ((reference, port), (port, reference)):
+        found = gs.compare(one, other)
+        assert found.verdict == "different", found.sentence
 
 
 def test_a_port_that_returns_no_statistics_is_the_same_and_that_is_told() -> None:
