@@ -110,7 +110,6 @@ def _run(
     with (
         closing(values), _with_gradients(), unchanged(module) as state, torch.compiler.set_stance("force_eager")
     ):  # fmt: skip
-        before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
@@ -120,7 +119,7 @@ def _run(
             state.forward_ended()
             calls.add_root(output)
             if updates:
-                _write_updated_buffers(module, before, values)
+                _write_updated_buffers(module, state, values)
             loss = _checked(loss_fn(output))
             weights.write(calls.user_of)
             parameters = _write_parameters(module, values, weights, calls, state)
@@ -222,14 +221,10 @@ def _checked(loss: Any) -> Tensor:
     return loss
 
 
-def _write_updated_buffers(module: nn.Module, before: Mapping[str, Tensor], values: Values) -> None:
+def _write_updated_buffers(module: nn.Module, state: ModuleState, values: Values) -> None:
     """Writes the buffers that the forward pass changed, such as running statistics, as JAX's models return them."""
     for name, buffer in module.named_buffers():
-        # Sparse tensors are compared as dense ones: PyTorch does not say whether two of them are equal.
-        own, old = (
-            each if each.layout is torch.strided else each.to_dense() for each in (buffer, before.get(name, buffer))
-        )
-        if not torch.equal(own, old):
+        if state.has_changed(name, buffer):
             values.add_leaf(naming.AUX, plain_name(name), buffer, SiteFacts(index=0))
 
 

@@ -29,11 +29,13 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         modules = list(module.modules())
         self._training = [(each, each.training) for each in modules]
+        names = {buffer: name for name, buffer in module.named_buffers()}
         self._buffers = [
             (each, name, buffer, buffer.detach().clone())
             for each in modules
             for name, buffer in each.named_buffers(recurse=False)
         ]
+        self._by_name = {names[buffer]: copied for *_, buffer, copied in self._buffers}
         self._parameters = [
             (each, name, parameter)
             for each in modules
@@ -53,6 +55,15 @@ class ModuleState:
     def value(self, parameter: nn.Parameter) -> Tensor:
         """Returns the value that a parameter had before the run."""
         return self._copies.get(parameter, parameter)
+
+    def has_changed(self, name: str, buffer: Tensor) -> bool:
+        """Returns whether the run has changed a buffer; False for one that was not there before.
+
+        Args:
+            name: PyTorch's name of it.
+            buffer: Its value now.
+        """
+        return name in self._by_name and not _is_same(buffer, self._by_name[name])
 
     def restore(self) -> None:
         """Puts back what the run has changed."""
