@@ -43,7 +43,7 @@ _NOUNS: Final = {
     AUX: "auxiliary output",
 }
 
-#: What one program may have alone: why it does not count, and what it does, and the other does not, in words.
+#: What one program may have alone: why it does not count, what it does with it, what it is, what the other does not.
 _KEPT: Final = (
     (STATISTICS, "updates", "running statistic", "have"),
     (UNRETURNED, "updates", "running statistic", "return"),

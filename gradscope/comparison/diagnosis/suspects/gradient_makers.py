@@ -40,7 +40,7 @@ def with_gradient_makers(dumps: Dumps, pairing: Pairing, first: ComparisonRow | 
         first: The first gradient over tolerance; None where there is none.
         blame: Where the divergence comes from.
     """
-    # What only the candidate has whole, as a slice of what the reference has, has the candidate's name.
+    # An output of a loop of which the reference has the iterations alone has the candidate's name.
     if first is None or not blame.makers or key_of(ACTIVATION_GRAD, first.name) not in dumps.ref.keys():  # noqa: SIM118
         return blame
     found = _Returned(dumps, pairing, first)

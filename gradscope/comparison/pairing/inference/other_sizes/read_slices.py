@@ -170,7 +170,7 @@ def _cut(gradient: Array) -> _Cut | None:
 
 
 def _orders(cut: _Cut, shape: Shape) -> tuple[Shape, ...]:
-    """Returns the orders of axes in which a slice has a shape, the likeliest first; none of ever so many axes."""
+    """Returns the orders of axes in which a slice has a shape, the likeliest first; of many axes, as they are alone."""
     axes = tuple(range(len(cut.shape)))
     among = permutations(axes) if len(axes) <= _MOST_AXES else [axes]
     found = [order for order in among if tuple(cut.shape[axis] for axis in order) == shape]
