@@ -24,6 +24,7 @@ from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import ArgumentTypeError, UsageError
+from gradscope.frameworks.functions_of_modules import position_of_state
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming import as_tuple
@@ -61,7 +62,8 @@ def capture(
     name of its path in its argument, `param/head/kernel`; where several arguments are parameters, or several have
     inputs, the argument's own name comes first, `input/images/left`. An array that is an argument of its own is called
     `value`, or by the argument's name. Of Flax's variables, `{"params": ..., "batch_stats": ...}`, only the collection
-    `params` is differentiated; the others are `state/...`.
+    `params` is differentiated; the others are `state/...`, and so is the `State` of an Equinox module, which may be an
+    argument of its own.
 
     Args:
         fun: Returns a real scalar, the loss, or a pair of it and a pytree (`aux/...`).
@@ -124,7 +126,9 @@ def capture(
     require_untraced((*jax.tree_util.tree_leaves(args), jnp.zeros(())))
     if ops not in (False, True, "outputs", "inputs"):
         raise UsageError(f"ops is {ops!r}", hint='it is True, "outputs" or "inputs"')
-    call = Call(fun, args, {}, positions(indices(argnums), len(args)), is_array_or_real)
+    differentiated = positions(indices(argnums), len(args))
+    state = position_of_state(args, differentiated[0]) if len(differentiated) == 1 else None
+    call = Call(fun, args, {}, differentiated, is_array_or_real, state=state)
     name = getattr(fun, "__name__", "loss")
     model = with_array_variables(Model.of_values(name, loss_of(call, has_aux=has_aux), call.variables, call.batch))
     request = DumpRequest(

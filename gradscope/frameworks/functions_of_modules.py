@@ -7,10 +7,10 @@ names for its inner modules. Changes that `loss` makes to an NNX module are retu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradscope.frameworks.detect import ModuleStructure, split_variables
+from gradscope.frameworks.detect import ModuleStructure, may_carry_variables, split_variables
 from gradscope.frameworks.modules.outputs import updated_leaves
 
 
@@ -66,3 +66,17 @@ def _with_updates(returned: Any, updated: Mapping[str, Any]) -> Any:
         return returned, updated
     value, aux = returned
     return value, {**updated, **(aux if isinstance(aux, Mapping) else {"aux": aux})}
+
+
+def position_of_state(args: Sequence[Any], module: int) -> int | None:
+    """Returns the position of the only argument that is the state of a module, as Equinox keeps it; None without one.
+
+    Args:
+        args: The arguments of a call.
+        module: The position of the one that may be a module.
+    """
+    if not may_carry_variables():
+        return None
+    others = (each for each in range(len(args)) if each != module and args[each] is not None)
+    found = [each for each in others if split_variables((args[module], args[each])) is not None]
+    return found[0] if len(found) == 1 else None

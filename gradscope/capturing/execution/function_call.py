@@ -1,8 +1,8 @@
 """Calls of any function are brought into the form in which losses are traced: `loss(variables, batch)`.
 
-The *variables* are the arguments that are differentiated; the *batch* is the arrays among all other arguments, all of
-them or those of JAX alone. What is not part of it (a bool, an int, a string, a function) is not traced: the function
-receives it as the caller passed it, so that `if train:` works.
+The *variables* are the arguments that are differentiated, and the state of a module beside it; the *batch* is the
+arrays among all other arguments, all of them or those of JAX alone. What is not part of it (a bool, an int, a string, a
+function) is not traced: the function receives it as the caller passed it, so that `if train:` works.
 
 A single differentiated argument is the variables itself, whose leaves keep their names. Of several, each leaf's name
 begins with the name of its argument, `encoder/kernel`, so that no two have the same. The batch is made likewise of the
@@ -59,6 +59,7 @@ class Call:
         kwargs: Its keyword arguments.
         differentiated: The positions of the arguments that are differentiated, counted from the first.
         is_traced: Whether a leaf of any other argument is part of the batch.
+        state: The position of the state of the module that alone is differentiated; None without one.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Call:
         kwargs: Mapping[str, Any],
         differentiated: Sequence[int],
         is_traced: Callable[[Any], bool],
+        *,
+        state: int | None = None,
     ) -> None:
         names = _names(function, len(args), kwargs)
         self._function = function
@@ -75,13 +78,20 @@ class Call:
         self._args = dict(zip(names, args, strict=True))
         self._kwargs = dict(kwargs)
         self._differentiated = {names[position]: args[position] for position in differentiated}
+        self._state = {} if state is None else {names[state]: args[state]}
         others = {**self._args, **self._kwargs}
-        traced = {name: self._arrays(value) for name, value in others.items() if name not in self._differentiated}
+        of_variables = self._differentiated.keys() | self._state.keys()
+        traced = {name: self._arrays(value) for name, value in others.items() if name not in of_variables}
         self._traced = {name: arrays for name, arrays in traced.items() if jax.tree_util.tree_leaves(arrays)}
 
     @property
     def variables(self) -> Any:
-        """The differentiated arguments: the argument itself, or several by name in the collection `params`."""
+        """The differentiated arguments: the argument itself, or several by name in the collection `params`.
+
+        A module that has its state in an argument of its own is the pair of both.
+        """
+        if self._state:
+            return (*self._differentiated.values(), *self._state.values())
         joined = _joined(self._differentiated)
         return joined if len(self._differentiated) == 1 else {_PARAMS: joined}
 
@@ -106,6 +116,8 @@ class Call:
         return self._function(*(values[name] for name in self._args), **{name: values[name] for name in self._kwargs})
 
     def _by_name(self, variables: Any) -> dict[str, Any]:
+        if self._state:
+            return dict(zip((*self._differentiated, *self._state), variables, strict=True))
         several = len(self._differentiated) != 1
         return _parted(self._differentiated, variables[_PARAMS] if several else variables)
 

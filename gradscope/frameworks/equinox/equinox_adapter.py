@@ -100,8 +100,8 @@ class EquinoxAdapter:
 
             return jax.vmap(one, axis_name=_axis_name(net), out_axes=(0, None))(arguments, named, keys)
 
-        (outputs, state), _ = self.structure.calling(variables, batched)
-        return outputs, {} if state is None else {STATE: self.structure.state_values(state)}
+        (outputs, _), updated = self.structure.calling(variables, batched)
+        return outputs, updated
 
 
 def adapt(found: Any, *, train: bool) -> EquinoxAdapter | None:

@@ -52,13 +52,31 @@ class EquinoxStructure:
             function: Takes the module, or the pair of it and its state; each inner module opens its scope when called.
 
         Returns:
-            The result, and an empty mapping: an Equinox module is immutable.
+            The result with None in the place of the module's state, and that state as a collection: an Equinox module
+            is immutable.
         """
         net = _filled(self.net, {**values[PARAMS], **values.get(BUFFERS, {})})
         with suppress(TypeError, ValueError):  # what is wrong with the function is so with the module itself, too
-            return function(self._with_state(named_tree(net), values)), {}
+            return self._separated(function(self._with_state(named_tree(net), values)))
         with named_arguments([net], tree_names(net)), opening_scopes():
-            return function(self._with_state(net, values)), {}
+            return self._separated(function(self._with_state(net, values)))
+
+    def _separated(self, returned: Any) -> tuple[Any, Variables]:
+        """Returns what a function returned with None in the place of the module's state, and that state's values."""
+        if self.state is None:
+            return returned, {}
+        structure = jax.tree_util.tree_structure(self.state)
+
+        def is_updated(value: Any) -> bool:
+            return _is_state(value) and jax.tree_util.tree_structure(value) == structure
+
+        states = [each for each in jax.tree_util.tree_leaves(returned, is_leaf=is_updated) if is_updated(each)]
+        if len(states) != 1:  # which of several the next step starts from is known to the function's caller alone
+            return returned, {}
+        remaining = jax.tree_util.tree_map(
+            lambda each: None if is_updated(each) else each, returned, is_leaf=is_updated
+        )
+        return remaining, {STATE: self.state_values(states[0])}
 
     def _with_state(self, net: Any, values: Variables) -> Any:
         return net if self.state is None else (net, self._filled_state(values[STATE]))
@@ -113,3 +131,7 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, eqx.nn.StateIndex)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, eqx.nn.State)

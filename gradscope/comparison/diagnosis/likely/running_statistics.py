@@ -112,7 +112,7 @@ class RunningStatistics:
                 kept = new - factor * apart
                 share = float(start @ kept) / float(start @ start)
                 # A few channels are near many shares, and one has any share.
-                common = new.size >= _FEWEST_CHANNELS or _is_common(share)
+                common = new.size >= _FEWEST_CHANNELS or _is_common(share) or abs(share) <= _PARALLEL
                 nearly = _NEARLY if common else _EXACTLY
                 close = np.linalg.norm(kept - share * start) <= nearly * np.linalg.norm(factor * apart)
                 if least < share < 1 and close and (common or new.size > 1):
@@ -281,8 +281,8 @@ class RunningStatistics:
 
 
 def _is_common(share: float) -> bool:
-    """Returns whether a share is that of a common momentum, or none."""
-    return any(abs(share - each) <= _SHARE * each for each in _MOMENTA) or abs(share) <= _PARALLEL
+    """Returns whether a share is that of a common momentum."""
+    return any(abs(share - each) <= _SHARE * each for each in _MOMENTA)
 
 
 def _ends(name: str) -> Iterator[str]:

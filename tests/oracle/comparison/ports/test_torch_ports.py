@@ -1372,3 +1372,34 @@ def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
         found = gs.compare(reference, gs.capture(loss, state, x.numpy().transpose(0, 2, 3, 1), origins=False))
     assert found.verdict == "different"
     assert not [row.likely for row in found.rows if "axes in another order" in row.likely]
+
+
+def test_the_momentum_of_a_running_mean_is_told_without_a_divisor() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    nn.init.normal_(module[1].running_mean)
+    x = torch.randn(12, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(variables: Any, x: Any) -> Any:
+        own, old = variables["params"], variables["batch_stats"]["norm"]
+        with jax.named_scope("linear"):
+            x = x @ own["linear"]["kernel"] + own["linear"]["bias"][None]
+        with jax.named_scope("norm"):
+            new = {"mean": x.mean(0), "var": x.var(0)}
+            x = (x - new["mean"][None]) * jax.lax.rsqrt(new["var"] + 1e-5)[None]
+            x = x * own["norm"]["scale"][None] + own["norm"]["bias"][None]
+        return jnp.tanh(x).mean(), {"batch_stats": {"norm": {key: 0.1 * old[key] + 0.9 * new[key] for key in new}}}
+
+    weights = {
+        "linear": {"kernel": state["0.weight"].T.copy(), "bias": state["0.bias"]},
+        "norm": {"scale": state["1.weight"], "bias": state["1.bias"]},
+    }
+    statistics = {"norm": {"mean": state["1.running_mean"], "var": state["1.running_var"]}}
+    port = gs.capture(loss, {"params": weights, "batch_stats": statistics}, x.numpy(), has_aux=True, origins=False)
+    found = gs.compare(capture(module, lambda x: torch.tanh(x).mean(), x), port)
+    assert "1/running_mean" in named_first(found), found.sentence
+    assert (
+        "moves 9 times as far from its value before the step as the reference's, as with a momentum of 0.9 for 0.1"
+        in (found.sentence)
+    )
