@@ -16,6 +16,7 @@ from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
+from gradscope.comparison.diagnosis.runs.run_differences import mode_difference
 from gradscope.comparison.diagnosis.same_sentence import nothing_sentence, same_sentence
 from gradscope.comparison.diagnosis.sentence import different_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
@@ -147,9 +148,12 @@ class Comparison:
             return nothing_sentence(self.rows)
         if self.verdict == "same":
             return same_sentence(self.rows, self.losses, self.products)
-        models = f"{self.models}. " if self.models else ""
-        return models + different_sentence(
-            self.rows, self.first_divergence, self.blame, self.losses, self.products, batches=self.batches
+        first = self.first_divergence
+        # What follows from the mode is in the values, too: gradients alone differ for another reason.
+        mode = "" if first.forward is None else mode_difference(self.provenance_differences)
+        begin = "".join(f"{each}. " for each in (self.models, mode) if each)
+        return begin + different_sentence(
+            self.rows, first, self.blame, self.losses, self.products, batches=self.batches
         )
 
     def to_json(self) -> dict[str, Json]:

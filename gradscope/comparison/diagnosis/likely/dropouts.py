@@ -25,10 +25,14 @@ _LEFT: Final = 1e-3
 #: How the clause about the candidate's value begins.
 _WITH: Final = "is the reference's with a dropout"
 _WITHOUT: Final = "is the reference's without a dropout"
-OF_DROPOUTS: Final = (_WITH, _WITHOUT)
+_ANOTHER: Final = "is zero in other elements than the reference's"
+OF_DROPOUTS: Final = (_WITH, _WITHOUT, _ANOTHER)
 
 #: The factors between which that of a dropout is.
 _FACTORS: Final = (1.01, 100.0)
+
+#: The fewest elements that each of two masks drops of what the other keeps.
+_FEWEST_DROPPED: Final = 4
 
 #: How many deviations the share of zeros may be from that which the factor says, as elements are drawn at random.
 _DEVIATIONS: Final = 4
@@ -76,15 +80,24 @@ def dropout_in_words(dumps: Dumps, value: Match, around: Iterable[Match]) -> str
     values = both(value)
     if values is None or not values[0].ndim:
         return ""
-    if (found := dropout_between(*values)) is not None:
-        return found.words()
+    if words := _in_words(*values):
+        return words
     for match in around:
         known = both(match)
         if known is not None and known[0].shape == values[0].shape:
             added = [whole - part for whole, part in zip(values, known, strict=True)]
-            if (found := dropout_between(*added)) is not None:
-                return found.words(f"`{printable(split_key(match.ref)[1])}`")
+            if words := _in_words(*added, added_to=f"`{printable(split_key(match.ref)[1])}`"):
+                return words
     return ""
+
+
+def _in_words(ref: Array, cand: Array, added_to: str = "") -> str:
+    if (found := dropout_between(ref, cand)) is not None:
+        return found.words(added_to)
+    what = f" in what is added to {added_to}" if added_to else ""
+    share = share_of_other_mask(ref, cand)
+    drawn = "as both draw at random which {} of them a dropout sets to 0"
+    return "" if share is None else f"{_ANOTHER}{what}, {drawn.format(percent(share))}"
 
 
 def dropout_between(ref: Array, cand: Array) -> Dropout | None:
@@ -107,6 +120,28 @@ def dropout_between(ref: Array, cand: Array) -> Dropout | None:
         if _is_random(whole[large], kept[large]) and _is_expected(share, factor, _draws(kept, large)):
             return Dropout(share=share, factor=factor, of_ref=of_ref)
     return None
+
+
+def share_of_other_mask(ref: Array, cand: Array) -> float | None:
+    """Returns the share that two dropouts of one value drop, each by a mask of its own; None where they are none.
+
+    What both keep is the same, and what one keeps the other drops as often as the other way round.
+
+    Args:
+        ref: The value of the reference, `[examples, ...]`.
+        cand: That of the candidate, of the same shape.
+    """
+    kept = ref != 0, cand != 0
+    both = kept[0] & kept[1]
+    numbers = [int(np.count_nonzero(each)) for each in kept]
+    left = np.linalg.norm(np.where(both, ref - cand, 0.0))
+    if not both.any() or left > _LEFT * np.linalg.norm(ref[both]):
+        return None
+    shares = [1 - np.count_nonzero(both) / number for number in numbers]
+    share, draws = sum(shares) / 2, _draws(kept[0], kept[0] | kept[1])
+    deviation = math.sqrt(share * (1 - share) / draws)
+    is_drawn = min(shares) * draws >= _FEWEST_DROPPED and abs(shares[0] - shares[1]) <= _DEVIATIONS * deviation
+    return share if is_drawn else None
 
 
 def _is_random(values: Array, kept: Array) -> bool:

@@ -1,12 +1,13 @@
 """Differences between two runs other than in their tensors: what was recorded, and how the runs were made.
 
 `extent_differences` compares what the captures recorded, in sentences. `provenance_differences` compares the recorded
-versions, devices and options, and lists the fields that most often explain a difference first.
+versions, devices and options, and lists the fields that most often explain a difference first; `mode_difference` tells
+of one of them in a sentence, since much may follow from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from gradscope.dump.interfaces import DumpSource
@@ -16,13 +17,17 @@ from gradscope.dump.record import Json
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
 from gradscope.naming.wording import counted
 
+#: The field that says whether a model ran in training, and the name that a capture from PyTorch has for it.
+_MODE: Final = "train"
+_MODE_OF_PYTORCH: Final = "training"
+
 #: The families that options of a capture select; whether there are inputs or state depends on the model.
 _REQUESTED: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
 
 #: Prefixes of the fields that most often explain a difference, the likeliest first.
 _LIKELY_CAUSES: Final = (
     *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
-    *("train", "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
+    *(_MODE, "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
 )
 
 
@@ -100,6 +105,19 @@ def provenance_differences(ref: Mapping[str, Json], cand: Mapping[str, Json]) ->
     return tuple(_difference(name, one, other) for name in sorted(differing, key=_rank))
 
 
+def mode_difference(differences: Iterable[Mapping[str, Json]]) -> str:
+    """Returns a sentence, without a full stop, that one model ran in training and the other in evaluation; "" if not.
+
+    Args:
+        differences: What `provenance_differences` returned.
+    """
+    modes = next(((each.get("ref"), each.get("cand")) for each in differences if each["field"] == _MODE), ())
+    if not modes or not all(isinstance(each, bool) for each in modes):
+        return ""
+    ref, cand = ("training" if each else "evaluation" for each in modes)
+    return f"The reference ran in {ref} mode, and the candidate in {cand} mode"
+
+
 def _fields(provenance: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     for name, value in provenance.items():
         if name == SOURCE_LINES:
@@ -107,7 +125,7 @@ def _fields(provenance: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[
         if isinstance(value, dict):
             yield from _fields(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            yield _MODE if name == _MODE_OF_PYTORCH else f"{prefix}{name}", value
 
 
 def _rank(name: str) -> tuple[int, str]:

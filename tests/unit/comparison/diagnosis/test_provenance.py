@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
+from gradscope.comparison.diagnosis.runs.run_differences import mode_difference, provenance_differences
 
 
 def test_equal_runs_differ_in_nothing() -> None:
@@ -37,3 +37,12 @@ def test_a_field_that_one_side_lacks_has_one_value() -> None:
         {"seed": 0, "versions": {"jax": "1"}}, {"seed": 0, "versions": {"jax": "1", "flax": "2"}}
     )
     assert found == ({"field": "versions.flax", "cand": "2"},)
+
+
+def test_the_mode_is_told_where_both_state_it_and_pytorch_calls_it_otherwise() -> None:
+    words = "The reference ran in training mode, and the candidate in evaluation mode"
+    assert mode_difference(provenance_differences({"training": True}, {"train": False})) == words
+    assert mode_difference(provenance_differences({"train": True}, {"train": False})) == words
+    assert provenance_differences({"training": True}, {"train": True}) == ()
+    for unstated in ({"train": None}, {"seed": 0}):
+        assert not mode_difference(provenance_differences({"training": True}, unstated))

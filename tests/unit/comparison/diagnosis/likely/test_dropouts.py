@@ -13,7 +13,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+from gradscope.comparison.diagnosis.likely.dropouts import dropout_between, share_of_other_mask
 
 DRAW = np.random.default_rng(11)
 VALUE = DRAW.normal(size=(6, 5, 8))
@@ -47,6 +47,29 @@ def test_elements_or_examples_that_are_dropped_at_random_are_a_dropout(kept: Any
 def test_anything_else_is_none(other: Any) -> None:
     assert dropout_between(VALUE, other) is None
     assert dropout_between(other, VALUE) is None
+
+
+def test_two_masks_of_one_value_are_drawn_and_those_of_its_values_are_not() -> None:
+    other = np.random.default_rng(5).random(VALUE.shape) < 0.75
+    one, drawn = (np.where(mask, VALUE / 0.75, 0.0) for mask in (ELEMENTS, other))
+    assert share_of_other_mask(one, drawn) == pytest.approx(0.25, abs=0.05)
+    rectified = np.maximum(VALUE, 0.0)
+    assert share_of_other_mask(np.where(ELEMENTS, rectified, 0.0), np.where(other, rectified, 0.0)) is not None
+    # Nested masks, other values and another factor are something else.
+    for each in (one, np.where(ELEMENTS & other, VALUE / 0.75, 0.0), np.where(other, VALUE, 0.0), rectified, -drawn):
+        assert share_of_other_mask(one, each) is None
+        assert share_of_other_mask(each, one) is None
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_sentence_tells_that_both_programs_draw_a_mask(residual: bool) -> None:
+    def dropped(key: int) -> Callable[[Any], Any]:
+        return lambda y: jnp.where(jax.random.bernoulli(jax.random.key(key), 0.75, y.shape), y / 0.75, 0.0)
+
+    one, other = _program(dropped(1), residual=residual), _program(dropped(2), residual=residual)
+    what = " in what is added to `first`" if residual else ""
+    words = f"it is zero in other elements than the reference's{what}, as both draw at random which"
+    assert words in gs.compare(one, other).sentence
 
 
 def _program(dropped: Callable[[Any], Any], *, residual: bool) -> Dump:
