@@ -22,6 +22,7 @@ from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import 
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_differences import KernelDifferences
+from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
@@ -127,7 +128,7 @@ class _Norms:
     """
 
     def __init__(self, dumps: Dumps, matches: Sequence[Match], of_cand: Mapping[str, Match]) -> None:
-        self._dumps, self._sums = dumps, SummedReads(dumps, of_cand)
+        self._dumps, self._sums, self._evaluated = dumps, SummedReads(dumps, of_cand), EvaluatedNorms(dumps)
         read = (each for each in matches if split_key(each.ref)[0] in (ACTIVATION, INPUT, PARAM))
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         self._owners = {dumps.ref.resolve(each.ref): each for each in read}
@@ -149,7 +150,8 @@ class _Norms:
         if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
             return ""
         with np.errstate(all="ignore"):  # it may be no norm at all
-            return norm_difference(values, [_in_shape(each, values[0].shape) for each in known])
+            reads = [_in_shape(each, values[0].shape) for each in known]
+            return norm_difference(values, reads) or self._evaluated.words(match, values, reads)
 
     def words_of_sums(self, match: Match) -> tuple[str, bool]:
         """Returns a clause about norms that read a sum without an entry, and whether both read the same.
