@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,13 +14,17 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, PARAM, PARAM_GRAD, key_of, split_key
 
 #: The most elements of a value that functions of it are tried of.
 _MOST_ELEMENTS: Final = 1 << 17
+
+#: The number of axes of the kernel of a dense layer.
+_OF_DENSE: Final = 2
 
 #: The relative error of a product that is computed again, in float32.
 _ROUNDING: Final = 1e-4
@@ -117,8 +121,9 @@ class ProductPairs:
             for source in (dumps.ref, dumps.cand)
         ]
         self._inputs = PairedInputs(dumps, pairing)
-        kernels = (each for each in pairing.matched if split_key(each.ref)[0] == PARAM)
-        self._kernels = {each.ref: each.recipe.keys for each in kernels if len(dumps.ref.entry(each.ref).shape) > 1}
+        self._dumps = dumps
+        self._params = {each.ref: each.recipe.keys for each in pairing.matched if split_key(each.ref)[0] == PARAM}
+        self._kernels = {key: others for key, others in self._params.items() if len(self._shape(key)) > 1}
 
     def are_of_one_kernel(self, match: Match) -> bool:
         """Returns whether both values are products of what is paired, with kernels that are paired.
@@ -166,6 +171,30 @@ class ProductPairs:
             return False
         own, others = ({key_of(PARAM, name) for name in layer.params} for layer in layers)
         return any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
+
+    def share_convolution(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
+        """Returns whether both layers read what is paired, and have the same parameters, among them a kernel of taps.
+
+        Where a step inside is no convolution, it has no parameters: the values belong to one layer all the same. So
+        it is where they differ that is told, if anything behind shows that they do, or the kernel's gradient.
+
+        Args:
+            match: The pair.
+            rows: The rows of pairs, by the reference's keys.
+            shows: Whether something that is computed from the values differs.
+        """
+        layers = self._layers(match)
+        if not self.use_one_kernel(match) or not self._inputs.share(match.ref, match.cand):
+            return False
+        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in layers)
+        if {each for key in own for each in self._params.get(key, ("",))} != others:
+            return False
+        taps = [key for key in own & self._kernels.keys() if len(self._shape(key)) > _OF_DENSE]
+        gradients = (rows.get(key_of(PARAM_GRAD, split_key(key)[1])) for key in taps)
+        return bool(taps) and (shows or any(row is not None and row.status == "different" for row in gradients))
+
+    def _shape(self, key: str) -> Sequence[int]:
+        return self._dumps.ref.entry(key).shape
 
     def _layers(self, match: Match) -> list[Layer]:
         """Returns the layers of both values, as far as they are known."""

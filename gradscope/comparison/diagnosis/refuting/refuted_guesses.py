@@ -163,8 +163,11 @@ def _without_refuted_values(
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
     behind = ValuesBehind(dumps, pairing, rows)
 
-    def in_other_units(match: Match) -> bool:
-        return _is_multiple(rows[match.ref]) and products.use_one_kernel(match)
+    def of_one_layer(match: Match, *, shows: bool) -> bool:
+        in_other_units = shows and _is_multiple(rows[match.ref]) and products.use_one_kernel(match)
+        return (
+            in_other_units or products.are_of_one_kernel(match) or products.share_convolution(match, rows, shows=shows)
+        )
 
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
@@ -181,7 +184,7 @@ def _without_refuted_values(
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = found is not None and found.applied is False and shows
         kept = proven or match.ref in borne_out or match.ref in unclear
-        kept = kept or (not inherited and (products.are_of_one_kernel(match) or (shows and in_other_units(match))))
+        kept = kept or (not inherited and of_one_layer(match, shows=shows))
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:

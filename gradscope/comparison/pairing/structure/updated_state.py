@@ -1,9 +1,9 @@
-"""`by_updated_state` matches auxiliary outputs by the state that they update.
+"""`by_updated_state` matches auxiliary outputs by the state that they update, and what is left of a layer's state.
 
 Running statistics come back under the names of the parameters or state that they replace, or under names of their own.
 Where those of two programs differ, as by another momentum, the changes show which are the same: both move from the
 state that they have in common towards the statistics of one batch, as far as the momentum says. What is left of a layer
-whose other output is known, such as the variance beside a mean, is matched with what is left there.
+whose other output or state is known, such as the variance beside a mean, is matched with what is left there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MOST: Final = 256
 
 
 def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of auxiliary outputs that update the same state."""
-    named = list(_by_name(unmatched))
-    yield from named
-    changed = list(_by_change(dumps, unmatched.with_matches(named)))
-    yield from changed
-    yield from _beside(dumps, unmatched.with_matches([*named, *changed]))
+    """Yields matches of auxiliary outputs that update the same state, and of state beside other state."""
+    found = list(_beside(dumps, unmatched, STATE))
+    found += _by_name(unmatched.with_matches(found))
+    found += _by_change(dumps, unmatched.with_matches(found))
+    yield from found
+    yield from _beside(dumps, unmatched.with_matches(found), AUX)
 
 
 def _by_name(unmatched: Pairing) -> Iterator[Match]:
@@ -108,26 +108,30 @@ def _directions(updated: Array, before: Array) -> Array:
     return np.divide(change, length, out=np.zeros_like(change), where=length > _LEAST_CHANGE * size)
 
 
-def _beside(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of the only outputs of one shape that are left beside outputs that are matched."""
-    left = _by_scope(dumps.ref, unmatched.only_ref), _by_scope(dumps.cand, unmatched.only_cand)
-    for match in (match for match in unmatched.matched if split_key(match.ref)[0] == AUX):
-        scopes = match.ref.rpartition("/")[0], match.cand.rpartition("/")[0]
-        for (scope, shape), keys in left[0].items():
-            others = left[1].get((scopes[1], shape), ())
-            if scope == scopes[0] and len(keys) == len(others) == 1 and _may_be_one(dumps, keys[0], others[0]):
-                yield Match.of(keys[0], others[0], "order")
+def _beside(dumps: Dumps, unmatched: Pairing, family: str) -> Iterator[Match]:
+    """Yields matches of the only tensors of one shape that are left beside others of the family that are matched."""
+    left = _by_scope(dumps.ref, unmatched.only_ref, family), _by_scope(dumps.cand, unmatched.only_cand, family)
+    known = (match for match in unmatched.matched if split_key(match.ref)[0] == family)
+    scopes = dict.fromkeys((match.ref.rpartition("/")[0], match.cand.rpartition("/")[0]) for match in known)
+    for scope, other_scope in scopes:
+        others = left[1].get(other_scope, {})
+        for shape, keys in left[0].get(scope, {}).items():
+            counterparts = others.get(shape, ())
+            if len(keys) == len(counterparts) == 1 and _may_be_one(dumps, keys[0], counterparts[0]):
+                yield Match.of(keys[0], counterparts[0], "order")
 
 
 def _may_be_one(dumps: Dumps, one: str, other: str) -> bool:
-    """Returns whether two outputs may be one: each library counts its updates from a number of its own."""
+    """Returns whether two tensors may be one: each library counts its updates from a number of its own."""
     kinds = dtype_class(dumps.ref.entry(one).dtype), dtype_class(dumps.cand.entry(other).dtype)
     return kinds[0] == kinds[1] and (kinds[0] != "integer" or is_of_jax(dumps.ref) is is_of_jax(dumps.cand))
 
 
-def _by_scope(source: DumpSource, keys: Iterable[str]) -> Mapping[tuple[str, tuple[int, ...]], Sequence[str]]:
-    """Returns the auxiliary outputs among some tensors by the scope around them and their shape."""
-    found: defaultdict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for key in (key for key in keys if split_key(key)[0] == AUX):
-        found[key.rpartition("/")[0], source.entry(key).shape].append(key)
+def _by_scope(
+    source: DumpSource, keys: Iterable[str], family: str
+) -> Mapping[str, Mapping[tuple[int, ...], Sequence[str]]]:
+    """Returns the tensors of a family among some by the scope around them, and by their shape."""
+    found: defaultdict[str, defaultdict[tuple[int, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for key in (key for key in keys if split_key(key)[0] == family):
+        found[key.rpartition("/")[0]][source.entry(key).shape].append(key)
     return found

@@ -469,3 +469,83 @@ def test_a_branch_is_compared_whose_error_is_small_in_the_sum(function: Callable
     found = gs.compare(_small_branches("layers/{}"), _small_branches("l{}", function=function))
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "layers/1/down"
+
+
+KERNEL = _draw(size=(5, 5, 1, 4)).astype(np.float32) / 5
+IMAGES = _draw(size=(4, 24, 24, 4)).astype(np.float32)
+
+
+def _averaged(conv: str, gate: str, head: str, *, flip: bool, hides: tuple[float, float]) -> Dump:
+    """A depthwise convolution of which an average is left, which flipping its kernel hardly changes."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope(conv):
+            x = jax.lax.conv_general_dilated(
+                x, weights[conv]["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=4
+            )
+        x = jnp.tanh(x).mean((1, 2)) * hides[0] + 1
+        with jax.named_scope(gate):
+            x = x @ weights[gate]["w"]
+        with jax.named_scope(head):
+            return jnp.square((x * hides[1] + 1) @ weights[head]["w"] - 1).mean()
+
+    kernel = KERNEL[::-1, ::-1] if flip else KERNEL
+    weights = {conv: {"w": kernel}, gate: WEIGHTS["gate"], head: WEIGHTS["head"]}
+    return gs.capture(loss, weights, IMAGES, origins=False)
+
+
+@pytest.mark.parametrize("hides", [(0.02, 0.05), (0.1, 0.01)], ids=["the loss", "all that is behind the next layer"])
+def test_a_convolution_is_at_fault_where_hardly_anything_behind_it_shows_that(hides: tuple[float, float]) -> None:
+    usual, right, flipped = (
+        _averaged(*names, flip=flip, hides=hides)
+        for names, flip in (
+            (("dw", "gate", "fc"), False),
+            (("conv", "unit", "out"), False),
+            (("conv", "unit", "out"), True),
+        )
+    )
+    assert gs.compare(usual, right).verdict == "same"
+    found = gs.compare(usual, flipped)
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "dw"
+    assert "Forward first differs at `dw` (rel_l2" in found.sentence
+    assert "it flips its kernel along [0, 1]" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("var", "mean"), "Forward first differs at `norm` ("),
+        (
+            ("mean", "other"),
+            "different state (`batch_stats/norm/mean`; it has the values of `batch_stats/other`)",
+        ),
+    ],
+    ids=["exchanged", "of another layer"],
+)
+def test_a_norm_with_wrong_statistics_is_at_fault_also_where_they_make_nan(given: tuple[str, str], words: str) -> None:
+    statistics = {"mean": _draw(size=4), "var": np.square(_draw(size=4)) + 0.5, "other": _draw(size=4)}
+
+    def program(names: Mapping[str, str], mean: str, var: str) -> Dump:
+        norm = names["mix"]
+
+        def loss(variables: Any, x: Any) -> Any:
+            weights, state = variables["params"], variables["batch_stats"]
+            with jax.named_scope(names["gate"]):
+                x = x @ weights[names["gate"]]["w"] + state["other"][None]
+            with jax.named_scope(norm):
+                x = (x - state[norm]["mean"][None]) * jax.lax.rsqrt(state[norm]["var"] + 1e-5)[None]
+                x = x * weights[norm]["scale"][None]
+            with jax.named_scope(names["head"]):
+                return jnp.square(jnp.tanh(x) @ weights[names["head"]]["w"] - 1).mean()
+
+        weights = {names[key]: WEIGHTS[key] for key in ("gate", "head")} | {norm: {"scale": 1 + WEIGHTS["mix"]["w"][0]}}
+        own = {key: value.astype(np.float32) for key, value in statistics.items()}
+        state = {norm: {"mean": own[mean], "var": own[var]}, "other": own["other"]}
+        return gs.capture(loss, {"params": weights, "batch_stats": state}, INPUT, origins=False)
+
+    mean, var = given if given == ("var", "mean") else (given[1], "var")
+    found = gs.compare(program({**SAME, "mix": "norm"}, "mean", "var"), program({**PORTED, "mix": "bn"}, mean, var))
+    assert words in found.sentence
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "norm"

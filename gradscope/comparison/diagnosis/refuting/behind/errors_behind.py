@@ -43,7 +43,7 @@ def loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Comparis
         rows: Their rows, by the reference's keys.
     """
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if one is None or other is None or not math.isfinite(one):
+    if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
         return math.inf
     loss = abs(one - other) / max(abs(one), 1e-30)
     gradients = {each.ref: rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])}
