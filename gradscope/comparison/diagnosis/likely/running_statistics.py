@@ -131,8 +131,9 @@ class RunningStatistics:
         own, its = new - start, other - start
         if self._is_of_pytorch:
             its = self._with_one_divisor(start, own, its)
-        # Without old values, all are multiples of each other; of sums that begin at zero it is known what is added.
-        if not np.any(own) or not (np.any(start) or match.cand in self._sums):
+        # Parameters that begin at zero may be multiples of each other for any reason; statistics only move.
+        is_state = match.cand in self._sums or self._is_state(split_key(match.ref)[1])
+        if not np.any(own) or not (np.any(start) or is_state):
             return ""
         ratio = float(own @ its) / float(own @ own)
         if not ratio > 0 or np.linalg.norm(its - ratio * own) > _PARALLEL * min(
@@ -244,6 +245,10 @@ class RunningStatistics:
     def _named(self, name: str) -> list[str]:
         """Returns the keys of the parameters and state that an auxiliary output may update, by its name."""
         return [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._by_name.get(each, ()))]
+
+    def _is_state(self, name: str) -> bool:
+        """Returns whether an auxiliary output updates state, which has no gradient, and no parameter."""
+        return {split_key(key)[0] for key in self._named(name)} == {STATE}
 
     def _is_learnt(self, name: str) -> bool:
         """Returns whether what an auxiliary output updates has a gradient, as no statistics have."""

@@ -65,10 +65,24 @@ def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
     assert (
         "moves 0.3 times as far from its value before the step as the reference's)" in gs.compare(kept, slower).sentence
     )
+    # Statistics that begin at zero move by all that they are.
+    assert words in gs.compare(*(_mean_from_zero(each) for each in (0.1, 0.9))).sentence
     # Where the update is another one, no share is told.
     other = _program("norm", before="drawn", momentum=0.9, unbiased=True)
     doubled = _program("norm", before="ones", momentum=0.1)
     assert not any("times as far" in gs.compare(kept, each).sentence for each in (other, doubled))
+
+
+def _mean_from_zero(momentum: float) -> Dump:
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope("norm"):
+            x = batch["x"] @ variables["params"]["norm"]["kernel"]
+            old = variables["batch_stats"]["norm"]["mean"]
+            updated = (1 - momentum) * old + momentum * x.mean(0)
+        return jnp.square(x - 0.5).mean(), {"batch_stats": {"norm": {"mean": updated}}}
+
+    variables = {"params": {"norm": {"kernel": KERNEL}}, "batch_stats": {"norm": {"mean": np.zeros(6, np.float32)}}}
+    return gs.capture(loss, variables, {"x": X}, has_aux=True, origins=False)
 
 
 def test_an_update_of_a_parameter_has_no_momentum_of_statistics() -> None:
