@@ -274,7 +274,13 @@ def _other_forms(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def told(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns the clauses about what is no difference, and that two runs do not have in common."""
-    return [*reordered(rows), *kept_alone(rows), *_incomparable(rows), *_other_forms(rows)]
+    return [*reordered(rows), *kept_alone(rows), *_incomparable(rows), *_other_forms(rows), *_unshown(rows)]
+
+
+def _unshown(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about values whose place another one has, of which nothing shows whether that is right."""
+    missing = (row for row in rows if row.family == ACTIVATION and row.status == "missing" and row.likely)
+    return [f"{quoted(row.name)} {row.likely}" for row in missing]
 
 
 def _verb(count: int) -> str:

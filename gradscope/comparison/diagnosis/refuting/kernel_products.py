@@ -17,11 +17,15 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, PARAM, PARAM_GRAD, key_of, split_key
 
 #: The most elements of a value that functions of it are tried of.
 _MOST_ELEMENTS: Final = 1 << 17
+
+#: Two values whose `1-cos` is no larger are multiples of each other.
+_PARALLEL: Final = 1e-8
 
 #: The number of axes of the kernel of a dense layer.
 _OF_DENSE: Final = 2
@@ -172,16 +176,22 @@ class ProductPairs:
         own, others = ({key_of(PARAM, name) for name in layer.params} for layer in layers)
         return any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
 
-    def share_convolution(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
-        """Returns whether both layers read what is paired, and have the same parameters, among them a kernel of taps.
-
-        Where a step inside is no convolution, it has no parameters: the values belong to one layer all the same. So
-        it is where they differ that is told, if anything behind shows that they do, or the kernel's gradient.
+    def are_of_one_layer(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
+        """Returns whether both values are of one layer, however small the trace is that their difference leaves.
 
         Args:
             match: The pair.
             rows: The rows of pairs, by the reference's keys.
             shows: Whether something that is computed from the values differs.
+        """
+        in_other_units = shows and _is_multiple(rows[match.ref]) and self.use_one_kernel(match)
+        return in_other_units or self.are_of_one_kernel(match) or self._share_convolution(match, rows, shows=shows)
+
+    def _share_convolution(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
+        """Returns whether both layers read what is paired, and have the same parameters, among them a kernel of taps.
+
+        Where a step inside is no convolution, it has no parameters: the values belong to one layer all the same. So
+        it is where they differ that is told, if anything behind shows that they do, or the kernel's gradient.
         """
         layers = self._layers(match)
         if not self.use_one_kernel(match) or not self._inputs.share(match.ref, match.cand):
@@ -205,3 +215,8 @@ class ProductPairs:
 def _of_few(tensors: FloatTensors, layer: Layer) -> Iterable[Elementwise]:
     """Returns the functions that a layer may apply to what it reads; none where that is too much to try them."""
     return ELEMENTWISE.values() if all(each.size <= _MOST_ELEMENTS for each in tensors.read_by(layer)) else ()
+
+
+def _is_multiple(row: ComparisonRow) -> bool:
+    """Returns whether one value is a positive multiple of the other, of which a norm hides all but its epsilon."""
+    return as_float(row.metrics.get("1-cos", 1.0)) <= _PARALLEL

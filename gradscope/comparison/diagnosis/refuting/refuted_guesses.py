@@ -54,8 +54,8 @@ from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceles
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparable_input_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
+from gradscope.naming.printable import printable
 
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
@@ -63,8 +63,8 @@ _GUESSES: Final = ("order", "path")
 #: What a gradient is of which nothing that is computed from it shows that it differs.
 _TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
-#: Two values whose `1-cos` is no larger are multiples of each other.
-_PARALLEL: Final = 1e-8
+#: What is said of a value whose place another one has in the candidate.
+_UNSHOWN: Final = "differs from `{}`, which has its place, and nothing that is computed from either does"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10.0
@@ -163,12 +163,6 @@ def _without_refuted_values(
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
     behind = ValuesBehind(dumps, pairing, rows)
 
-    def of_one_layer(match: Match, *, shows: bool) -> bool:
-        in_other_units = shows and _is_multiple(rows[match.ref]) and products.use_one_kernel(match)
-        return (
-            in_other_units or products.are_of_one_kernel(match) or products.share_convolution(match, rows, shows=shows)
-        )
-
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
@@ -184,7 +178,7 @@ def _without_refuted_values(
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = found is not None and found.applied is False and shows
         kept = proven or match.ref in borne_out or match.ref in unclear
-        kept = kept or (not inherited and of_one_layer(match, shows=shows))
+        kept = kept or (not inherited and products.are_of_one_layer(match, rows, shows=shows))
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
@@ -196,6 +190,8 @@ def _without_refuted_values(
                 errors.replace(match.ref, other.error)
         else:
             errors.drop(match.ref)
+            if found is None:
+                related[match.ref] = _UNSHOWN.format(printable(split_key(match.cand)[1]))
             shifted = found is not None and found.shifted
             totals += [match] if shifted else []
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
@@ -271,11 +267,6 @@ def _borne_out(
         ):
             unclear.add(match.ref)
     return borne_out, unclear, traces
-
-
-def _is_multiple(row: ComparisonRow) -> bool:
-    """Returns whether one value is a positive multiple of the other, of which a norm hides all but its epsilon."""
-    return as_float(row.metrics.get("1-cos", 1.0)) <= _PARALLEL
 
 
 def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:

@@ -549,3 +549,24 @@ def test_a_norm_with_wrong_statistics_is_at_fault_also_where_they_make_nan(given
     assert words in found.sentence
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "norm"
+
+
+def test_a_value_that_nothing_behind_it_bears_out_is_told_of_runs_that_are_the_same() -> None:
+    tokens = _draw(size=(5, 6, 4)).astype(np.float32)
+
+    def program(mix: str, head: str, *, flip: bool) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            with jax.named_scope(mix):
+                x = jnp.tanh(x @ weights[mix]["w"])
+                x = x[:, ::-1] if flip else x
+            with jax.named_scope(head):
+                return jnp.square(x.mean(1) @ weights[head]["w"]).mean()
+
+        return gs.capture(loss, {mix: WEIGHTS["mix"], head: WEIGHTS["head"]}, tokens, origins=False)
+
+    found = gs.compare(program("mix", "head", flip=False), program("dense", "out", flip=True))
+    assert found.verdict == "same"
+    words = "`mix` differs from `dense`, which has its place, and nothing that is computed from either does"
+    assert words in found.sentence
+    right = gs.compare(program("mix", "head", flip=False), program("dense", "out", flip=False))
+    assert "which has its place" not in right.sentence
