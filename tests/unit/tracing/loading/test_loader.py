@@ -352,6 +352,16 @@ def test_functions_whose_signature_cannot_be_known_are_taken_at_their_word() -> 
     assert load_model("net.py").loss(1, 2) == 2
 
 
+@pytest.mark.parametrize("train", [None, True, False])
+def test_a_loss_that_takes_its_mode_as_a_third_argument_is_told_how_it_has_one(*, train: bool | None) -> None:
+    write("net.py", "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch, train): return train")
+    with pytest.raises(ModelError, match=r"loss takes \(variables, batch, train\)") as refused:
+        load_model("net.py", Request(train=train))
+    assert refused.value.hint == (
+        "--train and --eval set a parameter with a default: loss(variables, batch, *, train=True)"
+    )
+
+
 def test_a_loss_with_modes_runs_in_the_requested_one() -> None:
     write(
         "net.py",
