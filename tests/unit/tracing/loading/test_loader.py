@@ -193,6 +193,7 @@ def test_a_missing_file_is_answered_with_its_nearest_neighbour() -> None:
     assert isinstance(error, UsageError)
     assert (error.message, error.hint) == ("there is no file nets/resnet_.py", "did you mean nets/resnet.py?")
     assert refusal("nowhere/net.py").hint == "nowhere has no Python file"
+    assert refusal("nets/mixer.py").hint == "nets has resnet.py"  # and is not near to it
 
 
 def test_a_folder_a_fifo_and_a_dump_are_no_model_files() -> None:
