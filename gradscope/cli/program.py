@@ -166,10 +166,22 @@ def _translated(error: typer.BadParameter, requested: str) -> UsageError:
     # The error of an option without its argument has no context.
     command = requested if error.ctx is None else error.ctx.command_path
     meant = _abbreviated(error)
-    hint = f"'{command} --help' lists all options"
+    hint = _one_at_a_time(error, command) or f"'{command} --help' lists all options"
     return UsageError(
         message[:1].lower() + message[1:], hint=f"did you mean {' or '.join(meant)}? {hint}" if meant else hint
     )
+
+
+def _one_at_a_time(error: typer.BadParameter, command: str) -> str:
+    """Returns what to do with several paths for a command that takes one, as a shell makes them of a pattern; or ""."""
+    if error.ctx is None or "unexpected extra argument" not in error.message:
+        return ""
+    arguments = [each for each in error.ctx.command.params if each.param_type_name == "argument"]
+    names = [each.make_metavar(error.ctx) for each in arguments]
+    if len(names) != 1:
+        return ""
+    compared = ", or compare them with 'gradscope compare'" if error.ctx.info_name == "show" else ""
+    return f"'{command}' takes one {names[0]}: name one at a time{compared}"
 
 
 def _accepted(error: typer.BadParameter) -> str:

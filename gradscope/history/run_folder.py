@@ -31,6 +31,8 @@ _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
 _STEP: Final = re.compile(r"step-(\d{6,})\.npz")
 _TRACE: Final = re.compile(r"trace-(\d{6,})")
 _ALARM: Final = re.compile(r"alarm-(\d{6,})")
+#: What is said of each of `RunFolder.left_alarms`.
+LEFT_ALARM: Final = "is of steps that the run no longer has: it stays, and is not counted"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 #: The number of source lines that a text has.
 _LINES: Final = 4
+#: The number of names that a text has.
+_NAMES: Final = 3
 
 
 def brief(number: float) -> str:
@@ -47,6 +49,12 @@ def joined_lines(lines: Sequence[str]) -> str:
         before = file
     more = len(found) - _LINES
     return ", ".join(found) if more <= 1 else f"{', '.join(found[:_LINES])} and {more} more lines"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Returns names as one text, the first of many: `a, b, c and 2 more`."""
+    more = len(names) - _NAMES
+    return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
 def percent(share: float) -> str:

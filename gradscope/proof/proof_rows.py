@@ -12,7 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.capturing.explain.self_check import rounding
 from gradscope.dump.record import Json
-from gradscope.naming.wording import counted
+from gradscope.naming.wording import counted, some_of
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
@@ -177,6 +177,19 @@ def leaf_row(
         return row
     factor = rounded_factor(outcome.factor)
     return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
+
+
+def with_wrong_rules(row: ProofRow, functions: Sequence[str]) -> ProofRow:
+    """Returns the row of a wrong gradient with the functions of wrong rules that it is made through.
+
+    Args:
+        row: The row of a gradient.
+        functions: The functions.
+    """
+    if row.status != "wrong" or not functions:
+        return row
+    through = f"made through the wrong rule{'s' * (len(functions) > 1)} of {some_of(functions)}"
+    return replace(row, why=f"{row.why}; {through}" if row.why else through)
 
 
 def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:

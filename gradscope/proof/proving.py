@@ -21,7 +21,7 @@ from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
-from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row
+from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row, with_wrong_rules
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
@@ -209,9 +209,8 @@ def _rows_at(
         else:
             of_leaves = LossOfLeaves(value, surrogate, leaves, numbers, epsilon=epsilon, tightenings=longer)
             by_constants = 0.0
-        outcomes = leaf_outcomes(
-            of_leaves, options.seed, tolerance=max(tolerance, by_constants), excused=made_through if excusing else {}
-        )
+        allowed_error, excused = max(tolerance, by_constants), made_through if excusing else {}
+        outcomes = [*leaf_outcomes(of_leaves, options.seed, tolerance=allowed_error, excused=excused)]
         if narrow is not None and not Widening().counts_for(of_leaves.epsilon):
             notes, narrow = (_narrow_note(narrow),), None
         sources = _sources(trace)
@@ -220,19 +219,20 @@ def _rows_at(
             for group, outcome in outcomes
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
-        rules = tuple(
-            rule_row(
-                rule,
-                outcome,
-                wrong,
-                options.allowed,
-                narrow and narrowest_type(rule.call.frames_inside(), here.liveness),
-            )
-            for rule, outcome, wrong in rule_outcomes(
-                here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks
-            )
+        checked = rule_outcomes(here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
+        functions, rules = list[str](), list[ProofRow]()
+        for rule, outcome, wrong in checked:
+            inside = narrow and narrowest_type(rule.call.frames_inside(), here.liveness)
+            functions.append(rule.call.rule.function)
+            rules.append(rule_row(rule, outcome, wrong, options.allowed, inside))
+        found = zip(functions, rules, strict=True)
+        wrong_rules = dict.fromkeys(function for function, row in found if row.status == "wrong")
+        made = {name: _made_through(here, [name]).keys() for name in wrong_rules}
+        gradients = tuple(
+            with_wrong_rules(row, [name for name, numbers in made.items() if not numbers.isdisjoint(group)])
+            for row, (group, _) in zip(gradients, outcomes, strict=True)
         )
-    return _Rows(rules, gradients, notes)
+    return _Rows(tuple(rules), gradients, notes)
 
 
 def _narrow_note(narrow: NarrowType) -> str:

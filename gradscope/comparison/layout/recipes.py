@@ -24,6 +24,7 @@ from gradscope.comparison.layout.recipe_steps import REORDER, Mean, RecipeStep, 
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
+from gradscope.naming.wording import counted
 
 #: What the description of a recipe says of a batch whose examples are in another order.
 REORDERED: Final = "examples in another order"
@@ -124,8 +125,8 @@ class Recipe:
                 arrays = step.apply(arrays)
             except (ValueError, IndexError) as error:  # NumPy has an AxisError that is both
                 raise UsageError(
-                    f"cannot {_words(step)} {printable(', '.join(self.keys))} of shape "
-                    f"{', '.join(map(str, shapes))}: {error}",
+                    f"cannot apply {_as_written(step)} to {counted(len(shapes), 'tensor')} of shape "
+                    f"{' and '.join(map(str, shapes))}, made of {printable(' and '.join(self.keys))}: {error}",
                     hint="correct the steps of the rule in the map file",
                 ) from error
         return arrays
@@ -139,3 +140,8 @@ def _words(step: RecipeStep) -> str:
     if isinstance(step, Reorder) and len(step.order) > _MOST_LISTED:
         return f"{REORDER} {len(step.order)} blocks"
     return " ".join(f"{name} {value}" for name, value in step.spelling().items())
+
+
+def _as_written(step: RecipeStep) -> str:
+    """Returns a step as a map file has it: `{ split = 0, into = 3 }`."""
+    return f"{{ {', '.join(f'{name} = {value}' for name, value in step.spelling().items())} }}"

@@ -53,6 +53,12 @@ _LARGEST_FILE_BYTES: Final = 16 << 20
 _KEYS: Final = frozenset({"candidate", "reference", "steps"})
 _HINT: Final = "a rule has candidate = 'REGEX', reference = 'TEMPLATE' and perhaps steps = [{ transpose = [1, 0] }]"
 
+_STEP_HINT: Final = (
+    "a step is { transpose = [AXIS, ...] }, { reshape = [SIZE, ...] }, { flip = [AXIS, ...] }, { split = AXIS, into = "
+    "NUMBER or [SIZE, ...] }, { unstack = AXIS }, { reorder = [INDEX, ...] }, { concatenate = AXIS }, { stack = AXIS }"
+    ", { sum = AXIS } or { mean = AXIS, weights = [NUMBER, ...] }"
+)
+
 
 def read_map(path: Path) -> tuple[MapRule, ...]:
     """Returns the rules of a map file.
@@ -119,7 +125,7 @@ def _are_strings(values: object) -> bool:
 def _step(step: object, outcomes: int, where: str) -> RecipeStep:
     problem = UsageError(
         f"{where} has an invalid step: {step}",
-        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate, stack, sum and mean",
+        hint=_STEP_HINT,
     )
     if not isinstance(step, dict) or not step:
         raise problem

@@ -13,6 +13,7 @@ no alarm.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -33,8 +34,10 @@ _SLOTS: Final = f"{naming.SLOT_PREFIX}/"
 _ACCUMULATING: Final = (20, 100)
 #: Steps in which one parameter stays that may be updated once in several.
 _BETWEEN_UPDATES: Final = 20
-#: A gradient of so small a share of the median gradient is rounding, as that of a bias before a normalisation.
+#: A gradient of so small a share of those beside it is rounding, as that of a bias before a normalisation.
 _ROUNDING: Final = 1e-5
+#: What a layer's name ends with that is called again.
+_CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
 #: An update of more than this share of its parameter is not lost in the rounding of bfloat16, half an ulp of each
 #: element.
 _NOT_ROUNDED: Final = 2.0**-8
@@ -108,8 +111,8 @@ class StuckParameters:
             pauses = not stated or (rate != 0 and _has_no_update(stats))
             if pauses and number - self._since < max(least, 2 * self._longest_pause):
                 return
-        middle = _middle(stats)
-        asked = {name: name not in self.frozen and not _is_rounding(name, stats, middle)
+        rounding = _rounding(stats) if self.still else set[str]()
+        asked = {name: name not in self.frozen and name not in rounding
                  and (not moving or self._cannot_move(name, stats, rate)
                       or number - self._still_since[name] >= _BETWEEN_UPDATES)
                  for name in self.still}  # fmt: skip
@@ -204,16 +207,32 @@ def _has_no_update(stats: Statistics) -> bool:
     return bool(updates) and not any(updates) and any(l2 for family, l2 in families if family == naming.PARAM_GRAD)
 
 
-def _middle(stats: Statistics) -> float:
-    gradients = [rms for key, each in stats.items()
-                 if naming.split_key(key)[0] == naming.PARAM_GRAD and (rms := each.get("rms"))]  # fmt: skip
-    return float(np.median(gradients)) if gradients else 0.0
+def _rounding(stats: Statistics) -> set[str]:
+    """Returns the parameters whose gradient is not zero but for rounding: an update too small to count is no fault.
 
+    The terms of such a gradient cancel: it is small beside those of the same layer, or beside what comes back to the
+    layer. Where gradients vanish over the depth, all of these are small, and the gradient is what it is.
+    """
+    gradients, returned = dict[str, float](), dict[str, float]()
+    for key, each in stats.items():
+        (family, name), rms = naming.split_key(key), each.get("rms") or 0.0
+        if family == naming.PARAM_GRAD and rms:
+            gradients[name] = rms
+        elif family == naming.ACTIVATION_GRAD:
+            layer = _CALL.sub("", name)
+            returned[layer] = max(rms, returned.get(layer, 0.0))
+    layers: dict[str, list[float]] = {}
+    for name, rms in gradients.items():
+        layers.setdefault(name.rpartition("/")[0], []).append(rms)
+    middle = float(np.median([*gradients.values()])) if gradients else 0.0
 
-def _is_rounding(name: str, stats: Statistics, middle: float) -> bool:
-    """Returns whether a gradient is not zero but for rounding, so that an update too small to count is no fault."""
-    rms = stats.get(naming.key_of(naming.PARAM_GRAD, name), {}).get("rms")
-    return bool(rms) and rms < _ROUNDING * middle
+    def beside(name: str) -> float:
+        layer = name.rpartition("/")[0]
+        if layer and len(layers[layer]) > 1:
+            return max(layers[layer])
+        return returned.get(name) or returned.get(layer) or middle
+
+    return {name for name, rms in gradients.items() if rms < _ROUNDING * beside(name)}
 
 
 def _places(stats: Statistics) -> Callable[[str], int]:

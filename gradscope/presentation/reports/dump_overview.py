@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.sources.foreign import NOTE
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import DOUBTFUL, GOOD, Screen, style_of_words
 from gradscope.presentation.tables.by_block.block_cells import CELLS
@@ -33,7 +34,9 @@ _FACTS: Final = frozenset(
      "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 #: What is said of a dump that has neither a finding nor a fact that may be a fault.
-NOTHING_WRONG: Final = "nothing looks wrong"
+_NOTHING_WRONG: Final = "nothing looks wrong"
+#: What is said in place of that of tensors of which nothing but their values is known.
+_NOTHING_JUDGED: Final = "no finding in the values alone; nothing else is judged, as the file has no manifest"
 _RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
 
 
@@ -112,7 +115,9 @@ def verdict_note(findings: Sequence[Note], facts: Mapping[str, str]) -> Note:
         seen = f"no finding; look at {' and '.join(map(repr, told))}, which may be meant"
         if facts.get(ALARM):  # which says how the step differs from those before it
             told, seen = [ALARM], f"no finding in this step alone; look at {ALARM!r}, which the run raised here"
-        return Note(label="verdict", text=seen if told else NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
+        if not told and facts.get("note", "").startswith(NOTE):
+            return Note(label="verdict", text=_NOTHING_JUDGED)
+        return Note(label="verdict", text=seen if told else _NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
     worst = findings[0]
     return Note(label="verdict", text=f"{worst.label}: {worst.text}", style=style_of_words(worst.label))
 

@@ -15,7 +15,6 @@ from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.render.structured import JsonObject, MadeRows
 from gradscope.presentation.reports.dump_overview import (
-    NOTHING_WRONG,
     OverviewFacts,
     dump_blocks,
     overview_document,
@@ -167,7 +166,8 @@ class DumpReport:
         ]
         is_fine = not found and (self.thrown_away or not began)
         told = [self._doubt_annotation(each) for each in doubts(self.manifest) if is_fine or each.word in self.checked]
-        nothing = Annotation(level="notice", title="gradscope", message=f"{NOTHING_WRONG} in {self.path}")
+        verdict = verdict_note((), dict(facts(self.path, self.manifest))).text
+        nothing = Annotation(level="notice", title="gradscope", message=f"{self.path}: {verdict}")
         missing = [Annotation(level="error", title="gradscope", message=each) for each in self.missing]
         return [*began, *found, *told, *missing, *([] if told or missing or not is_fine else [nothing])]
 

@@ -155,19 +155,6 @@ class RowColumns:
         return facts_of(self._rows, name) if name in FACTS else self._statistics.values(name)
 
 
-def are_units_dead(dead: object, least: object, lost: object) -> bool:
-    """Returns whether units that are never positive are dead: a rectifier made the value, or passes no gradient to it.
-
-    Args:
-        dead: The share of units that are never positive.
-        least: The least finite element; None where there is none, as of a value that is all infinite.
-        lost: The share of elements whose gradient is zero; None where there is none.
-    """
-    if least == 0:
-        return True
-    return least is not None and isinstance(dead, int | float) and isinstance(lost, int | float) and lost >= dead > 0
-
-
 def value_family(family: str) -> str:
     """Returns the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family

@@ -15,11 +15,11 @@ from gradscope import naming
 from gradscope.presentation.tables.dump_rows import (
     Row,
     RowColumns,
-    are_units_dead,
     companions,
     facts_of,
     family_rank,
 )
+from gradscope.presentation.tables.shown_statistics import are_units_dead
 from gradscope.presentation.tables.table import Cell, Column, ColumnLines, Kind, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -60,6 +60,7 @@ _DEAD: Final = _statistic("dead", 2, group="activation")
 #: What tells where units are dead.
 _LEAST: Final = _statistic("min", 0)
 _LOST: Final = _statistic("zeros", 0, "share")
+_PRIMITIVE: Final = column("primitive", 0, "text")
 _LAYERS: Final = (
     _statistic("mean", 8, group="activation"),
     _statistic("std", 4, group="activation"),
@@ -180,7 +181,7 @@ def _section(family: str, found: _Family, notes: Mapping[str, Sequence[str]], *,
         first.cells(_SHAPE),
         [None if each == _USUAL_DTYPE else each for each in first.cells(_DTYPE)],
         *(
-            _of_rectifiers(values, gradients)
+            _of_rectifiers(values, gradients, in_order=in_order)
             if each is _DEAD
             else (gradients if each.group == _GRADIENT else values).cells(each)
             for each in columns
@@ -196,10 +197,17 @@ def _section(family: str, found: _Family, notes: Mapping[str, Sequence[str]], *,
     )
 
 
-def _of_rectifiers(values: _Read, gradients: _Read) -> Sequence[Cell]:
-    """Returns the shares of dead units, where they say something."""
-    read = zip(values.cells(_DEAD), values.cells(_LEAST), gradients.cells(_LOST), strict=True)
-    return [dead if are_units_dead(dead, least, lost) else None for dead, least, lost in read]
+def _of_rectifiers(values: _Read, gradients: _Read, *, in_order: bool) -> Sequence[Cell]:
+    """Returns the shares of dead units, where they say something: of a rectifier, or before one without a line."""
+    dead, least = values.cells(_DEAD), values.cells(_LEAST)
+    read = zip(dead, least, gradients.cells(_LOST), values.cells(_PRIMITIVE), strict=True)
+    found = [share if are_units_dead(share, *others) else None for share, *others in read]
+    if not in_order:
+        return found
+    # A linear output varies; where the rectifier of it has the next line, the units that are dead are there.
+    behind = [*zip(found[1:], least[1:], strict=True), (None, None)]
+    return [None if low != 0 and low_behind == 0 and share == share_behind else share
+            for share, low, (share_behind, low_behind) in zip(found, least, behind, strict=True)]  # fmt: skip
 
 
 class _Read:

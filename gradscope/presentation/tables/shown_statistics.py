@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from gradscope.dump.manifest.entries.packed_statistics import PackedStatistics, StatisticsTable, Values
 from gradscope.dump.manifest.entries.packed_values import EqualTexts, Histograms
 from gradscope.dump.record import Json
+from gradscope.primitive_groups import ADDITIONS, MATRIX_PRODUCTS
 from gradscope.stats.columns import base_of, column_kinds, number
 
 #: Values that are the entry's own and not statistics, and the statistic that comes first.
@@ -20,6 +21,8 @@ _Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
 
 #: The types of numbers in JSON.
 _PLAIN: Final = frozenset({bool, int, float})
+#: Primitives whose results are zero only where what they add up is.
+_LINEAR: Final = ADDITIONS | MATRIX_PRODUCTS
 
 
 class _Shown(NamedTuple):
@@ -91,3 +94,19 @@ def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Wr
 
 def _text(stats: Mapping[str, Json], name: str) -> str:
     return str(stats[name])
+
+
+def are_units_dead(dead: object, least: object, lost: object, primitive: object) -> bool:
+    """Returns whether units that are never positive are dead: a rectifier made the value, or passes no gradient to it.
+
+    A linear output of zeros is what it is; a rectifier has none of its own.
+
+    Args:
+        dead: The share of units that are never positive.
+        least: The least finite element; None where there is none, as of a value that is all infinite.
+        lost: The share of elements whose gradient is zero; None where there is none.
+        primitive: What made the value, as far as that is known.
+    """
+    if least == 0:
+        return primitive not in _LINEAR
+    return least is not None and isinstance(dead, int | float) and isinstance(lost, int | float) and lost >= dead > 0

@@ -25,9 +25,10 @@ from typing import Final, NoReturn
 from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import did_you_mean
+from gradscope.naming.wording import some_of
 from gradscope.tracing.jaxpr.source_lines import is_library_file
-from gradscope.tracing.loading.target import Target, python_files
+from gradscope.tracing.loading.target import Target, near_files, python_files
 from gradscope.tracing.loading.zoo import zoo_file
 from gradscope.tracing.user_frames import is_installed, user_code
 
@@ -74,15 +75,22 @@ def _imported(name: str) -> ModuleType:
             raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
 
 
+def _hint_on_neighbours(path: Path) -> str:
+    """Returns which file beside one that does not exist may be meant, or how many there are."""
+    # Not `Path` by `Path`, which takes half a second for 30,000 files.
+    folder, names = str(path).removesuffix(path.name), python_files(path.parent)
+    if near := near_files(path.name, names):
+        return did_you_mean(f"{folder}{name}" for name in near)
+    if not names:
+        return f"{path.parent} has no Python file"
+    return f"{path.parent} has {some_of(names)}"
+
+
 def _existing_file(path: Path) -> Path:
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"name a file in it, such as {path / 'model.py'}")
     if not path.exists():
-        # Not `Path` by `Path`, which takes half a second for 30,000 files.
-        folder = str(path).removesuffix(path.name)
-        neighbours = [f"{folder}{name}" for name in python_files(path.parent)]
-        hint = nearest_hint(str(path), neighbours) if neighbours else f"{path.parent} has no Python file"
-        raise UsageError(f"there is no file {path}", hint=hint)
+        raise UsageError(f"there is no file {path}", hint=_hint_on_neighbours(path))
     if path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file", hint="name a .py file; a dump is shown by 'gradscope show'")
     if not path.is_file():

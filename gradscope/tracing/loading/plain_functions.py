@@ -30,6 +30,9 @@ _ALONE: Final = "value"
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
 _SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
+#: How a loss has a mode that the user selects.
+_LOSS_WITH_MODE: Final = "loss(variables, batch, *, train=True)"
+
 _WITHOUT_BATCH: Final = "define it, or give a real batch: --data FILE"
 
 #: The number of names that an error lists; the others are counted.
@@ -85,7 +88,7 @@ def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Call
     if signature is None or "train" not in signature.parameters:
         raise UsageError(
             f"the loss of {name} does not distinguish training from evaluation",
-            hint="give it a parameter: loss(variables, batch, *, train=True)",
+            hint=f"give it a parameter: {_LOSS_WITH_MODE}; a module that init returns has the mode of the file",
         )
     return functools.partial(loss, train=train)
 
@@ -111,8 +114,21 @@ def _functions(name: str, holder: Any, request: Request) -> tuple[Mapping[str, C
         raise ModelError(f"{name} {problem}", hint=_hint_for(holder) if missing != ["batch"] else _WITHOUT_BATCH)
     if problems:
         defined = f"a model has {_SIGNATURES}; a function takes each of its arguments, also one that it does not use"
-        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder, defined))
+        hint = _hint_on_mode(functions.get("loss")) or _hint_for(holder, defined)
+        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=hint)
     return functions, own
+
+
+def _hint_on_mode(loss: Any) -> str:
+    """Returns how a loss has its mode that takes `train` as a third argument; "" of any other."""
+    signature = signature_of(loss) if callable(loss) else None
+    if (
+        signature is None
+        or "train" not in signature.parameters
+        or not accepts(signature, *_EXPECTED["loss"], train=True)
+    ):
+        return ""
+    return f"--train and --eval set a parameter with a default: {_LOSS_WITH_MODE}"
 
 
 def _batch_like_data(request: Request) -> dict[str, Callable[..., Any]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from gradscope.errors import UsageError
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import did_you_mean, nearest
 from gradscope.tracing.loading.zoo import zoo_names
 
 #: The rule by which a target's location was found.
@@ -37,6 +37,10 @@ Rule: TypeAlias = Literal["path", "module", "zoo"]
 
 #: The functions that make random keys.
 _RANDOMNESS: Final = frozenset({"PRNGKey", "Rngs", "key"})
+
+#: The suffix of a file, and the least share of letters that similar names have in common.
+_SUFFIX: Final = ".py"
+_SIMILAR: Final = 0.6
 
 _FORMS: Final = "write model.py, model.py:NAME, package.module:NAME or a name of the zoo: {zoo}"
 
@@ -113,10 +117,30 @@ def _rule(text: str, location: str) -> Rule:
         return "zoo"
     if len(parts) > 1:
         return "module"
+    near = near_files(location, [*zoo_names(), *python_files(Path.cwd())])
     raise UsageError(
         f"there is no file, module or zoo model called {location!r}",
-        hint=nearest_hint(location, [*zoo_names(), *python_files(Path.cwd())]),
+        hint=did_you_mean(near) if near else _FORMS.format(zoo=", ".join(zoo_names())),
     )
+
+
+def near_files(requested: str, names: Iterable[str]) -> list[str]:
+    """Returns the few of some names that one that does not exist is near to; often none.
+
+    Args:
+        requested: The name, with or without the suffix of a file.
+        names: The names that there are, of files with their suffix.
+    """
+    # What all files have in common, the suffix, is no similarity.
+    stem, by_stem = requested.removesuffix(_SUFFIX), {name.removesuffix(_SUFFIX): name for name in names}
+    found = nearest(stem, list(by_stem), similar=_SIMILAR)
+    return [by_stem[each] for each in found if _is_of_length(each, stem)]
+
+
+def _is_of_length(name: str, requested: str) -> bool:
+    """Returns whether a name may be a slip of another, or the beginning of it, or has it within: no other word."""
+    longer = max(len(name), len(requested))
+    return requested in name or requested.startswith(name) or 3 * abs(len(name) - len(requested)) < longer
 
 
 def _is_module(name: str) -> bool:

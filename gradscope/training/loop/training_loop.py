@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, dump_path, state_path, states_in, trace_path
+from gradscope.history.run_folder import LEFT_ALARM, RunFolder, dump_path, state_path, states_in, trace_path
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
@@ -93,7 +93,7 @@ def _written(
     ):
         history.describe(facts)
         for left in folder.left_alarms(history.alarm_folders()):
-            request.notify(f"{left} is of steps that the run no longer has: it stays, and is not counted")
+            request.notify(f"{left} {LEFT_ALARM}")
         return _Loop(request, folder, history, programs, beginning, events=events).run()
 
 

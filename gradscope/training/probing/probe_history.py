@@ -19,7 +19,7 @@ from gradscope.history.database.schema import AFFINE, FAULTS, TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, is_run
+from gradscope.history.run_folder import LEFT_ALARM, RunFolder, is_run
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probed_step import Layout
@@ -59,6 +59,8 @@ class ProbeHistory:
             self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts, locked=self.folder)
             # Of a run that is continued: it may have come further before.
             self.writer.describe({TAKEN: str(start)})
+            for left in self.folder.left_alarms(self.writer.alarm_folders()):
+                logging.getLogger("gradscope").warning("gradscope: %s", f"{left} {LEFT_ALARM}")
         except BaseException:
             self.folder.close()
             raise

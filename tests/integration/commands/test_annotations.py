@@ -120,9 +120,7 @@ def test_no_name_begins_a_command_of_its_own(text: str, data: str, title: str) -
 
 def test_what_is_fine_is_said() -> None:
     manifest = Manifest(entries=(entry("activation", "a"),))
-    assert (
-        to_github(report_of(manifest), lambda _: None) == "::notice title=gradscope::nothing looks wrong in run.npz\n"
-    )
+    assert to_github(report_of(manifest), lambda _: None) == "::notice title=gradscope::run.npz: nothing looks wrong\n"
 
 
 def test_what_may_be_meant_is_said_in_place_of_that() -> None:

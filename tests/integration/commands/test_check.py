@@ -108,3 +108,32 @@ def test_a_model_that_cannot_be_differentiated_is_reported_with_its_line(tmp_pat
     done = gradscope("check", "model.py", folder=tmp_path)
     assert done.status == 4
     assert "Reverse-mode differentiation does not work" in done.errors
+
+
+HALVED = """
+import jax
+import jax.numpy as jnp
+
+def made(name, scale):
+    def squashed(x): return jnp.tanh(x)
+    squashed.__name__ = name
+    function = jax.custom_vjp(squashed)
+    function.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (scale * g * (1 - jnp.tanh(x) ** 2),))
+    return function
+
+first, second = made("first", 0.5), made("second", 1.0)
+
+def init(key): return {"w": jax.random.normal(key, (4, 4)), "head": jnp.ones((4, 1))}
+def batch(key, size): return {"x": jax.random.normal(key, (size, 4))}
+def loss(variables, batch):
+    h = first(batch["x"] @ variables["w"])
+    return second(h @ variables["head"]).mean()
+"""
+
+
+def test_a_wrong_gradient_says_which_wrong_rule_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(HALVED)
+    claims = gradscope("check", "net.py", "--json", folder=tmp_path).json["rows"]
+    why = {each["what"]: (each["status"], each.get("why")) for each in claims if "_grad/" in each["what"]}
+    halved = ("wrong", "0.5 times the derivative; made through the wrong rule of first")
+    assert why == {"param_grad/w": halved, "input_grad/x": halved, "param_grad/head": ("correct", None)}

@@ -112,6 +112,26 @@ def test_a_file_of_another_tool_is_measured_and_shown(tmp_path: Path) -> None:
     assert gradscope("compare", "foreign.npz", "foreign.npz", folder=tmp_path).status == 0
 
 
+@pytest.mark.parametrize("name", ["arrays.npz", "param_grads.npz"])
+def test_no_more_is_said_of_bare_tensors_than_is_judged(tmp_path: Path, name: str) -> None:
+    family = "param_grad/" if name.startswith("param_grad") else ""
+    np.savez(tmp_path / name, **{f"{family}w": np.ones((3, 2)), f"{family}b": np.arange(1, 3)})
+    shown = gradscope("show", name, folder=tmp_path)
+    judged = "no finding in the values alone; nothing else is judged, as the file has no manifest"
+    assert (shown.status, f"verdict  {judged}\n" in shown.output) == (0, True)
+    assert f"{name}: {judged}\n" in gradscope("show", name, "--format", "github", folder=tmp_path).output
+    assert gradscope("report", name, "-o", "page.html", folder=tmp_path).status == 0
+    page = (tmp_path / "page.html").read_text()
+    assert (judged in page, "nothing looks wrong" in page) == (True, False)
+
+
+def test_a_value_that_is_not_finite_is_found_in_bare_tensors(tmp_path: Path) -> None:
+    np.savez(tmp_path / "bare.npz", x=np.array([1.0, np.nan]), y=np.ones(3))
+    shown = gradscope("show", "bare.npz", folder=tmp_path).output
+    said = "tensor/x has 1 NaN and 0 Inf of 2 elements: the file does not say what made it"
+    assert f"verdict  nonfinite: {said}\n" in shown
+
+
 def test_dumps_with_nothing_in_common_are_compared_in_a_few_lines(files: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", weight=np.ones(3))
     done = gradscope("compare", "good.npz", tmp_path / "other.npz", folder=files)

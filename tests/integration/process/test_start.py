@@ -262,3 +262,13 @@ def test_completion_installs(tmp_path: Path) -> None:
     assert done.status == 0
     assert "bash completion installed" in done.output
     assert ".bash_completions" in (tmp_path / ".bashrc").read_text()
+
+
+def test_several_paths_for_a_command_that_takes_one_have_a_hint(tmp_path: Path) -> None:
+    done = gradscope("show", "run/alarm-000001", "run/alarm-000002", "run/alarm-000003", folder=tmp_path)
+    assert done.lines == [
+        "gradscope: error: got unexpected extra argument(s) (run/alarm-000002 run/alarm-000003)",
+        "hint: 'gradscope show' takes one DUMP: name one at a time, or compare them with 'gradscope compare'",
+    ]
+    other = gradscope("verify", "a", "b", folder=tmp_path).lines[1]
+    assert other == "hint: 'gradscope verify' takes one DUMP: name one at a time"

@@ -682,6 +682,29 @@ def test_an_optimizer_that_is_asked_once_in_many_steps_is_not_stuck(
 def test_a_gradient_that_is_rounding_moves_nothing_and_is_not_stuck() -> None:
     bias = parameter(growth=0, gradient=1e-9, update=1e-12)
     assert [each.rule for each in probed({"bias": bias, "b": parameter()})] == []
+    assert [each.rule for each in probed({"key/bias": bias, "key/kernel": parameter()})] == []
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["layers", "no layers in the names"])
+def test_the_first_parameters_of_a_network_whose_gradients_vanish_are_stuck_as_well(*, flat: bool) -> None:
+    """As twelve sigmoid layers under `sgd(0.1)`: no element of the first two weights ever changes."""
+    watch, found = AlarmWatch({}), list[Alarm]()
+    # A bias that the normalisation behind it takes out again has a gradient of rounding alone.
+    bias, beside = ("before", "activation_grad/before") if flat else ("last/before", "param_grad/last/w")
+    unchanged = {bias: True}
+    for step in range(25):
+        stats: Stats = {f"param/{bias}": column_of(1.0), f"param_grad/{bias}": column_of(1e-8), beside: column_of(1.0)}
+        for at in range(12):
+            gradient = 14.0 ** (at - 11)
+            weight, layer = (f"w{at}", f"w{at}") if flat else (f"fc{at}/w", f"fc{at}")
+            unchanged[weight] = gradient < 1e-7
+            stats |= {f"param/{weight}": column_of(1.0), f"param_grad/{weight}": column_of(gradient)}
+            stats |= {f"activation_grad/{layer}": column_of(gradient / 9), f"update/{weight}": column_of(gradient / 10)}
+        found += watch.recorded(step, stats, unchanged, 0.1)
+    (alarm,) = found
+    assert (alarm.rule, alarm.key) == ("stuck", "param/w0" if flat else "param/fc0/w")
+    assert sum(unchanged.values()) == 6
+    assert ", and 4 others too: " in alarm.why
 
 
 @pytest.mark.parametrize("states", [True, False], ids=["new parameters are stated", "statistics tell"])

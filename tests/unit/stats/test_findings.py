@@ -628,7 +628,7 @@ def test_a_lost_gradient_is_one_finding_at_the_value_closest_to_its_loss() -> No
     causes = tuple(Cause(family=each.family, name=each.name, why=why) for each in entries)
     (only,) = find(Manifest(entries=entries, causes=causes))
     assert (only.rule, only.name, only.tensors) == ("zero-grad", "b", 4)
-    assert only.why == f"is exactly zero, and that of 2 parameters with it: {why}"
+    assert only.why == f"is exactly zero, and that of 2 parameters with it (w, v): {why}"
     assert only.source == "model.py:30"
     # Of the three others the sentence counts two.
     assert only.statement == f"activation_grad/b {only.why}; 1 more tensor is affected"
@@ -648,7 +648,15 @@ def test_a_lost_gradient_names_the_part_that_the_parameters_are_in(activation: s
     )  # fmt: skip
     causes = tuple(Cause(family=each.family, name=each.name, why=why) for each in entries)
     (only,) = find(Manifest(entries=entries, causes=causes))
-    assert only.why == f"is exactly zero, and that of 2 parameters{of} with it: {why}"
+    assert only.why == f"is exactly zero, and that of 2 parameters{of} with it ({', '.join(names)}): {why}"
+
+
+def test_of_many_parameters_that_lose_their_gradient_three_are_named() -> None:
+    why = "masked: multiplied by exact zeros in mul at model.py:30"
+    lost = [entry(f"param_grad/{name}", [0.0], at) for at, name in enumerate("abcde")]
+    causes = tuple(Cause(family="param_grad", name=each.name, why=why) for each in lost)
+    (only,) = find(Manifest(entries=(*lost, entry("param_grad/head", [1.0], 9)), causes=causes))
+    assert only.why == f"is exactly zero, in 5 parameters (a, b, c and 2 more): {why}"
 
 
 def test_zeros_by_construction_are_no_fault() -> None:

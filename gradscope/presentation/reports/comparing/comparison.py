@@ -104,6 +104,7 @@ class ComparisonReport:
                 at_most=_REASONS_PER_STATUS if most is None else 2,
             ),
             Notes(notes=tuple(self._outlook(most))),
+            *(self._not_counted() if most is None else ()),
         )
 
     def annotations(self) -> list[Annotation]:
@@ -125,14 +126,22 @@ class ComparisonReport:
         return sorted(rows, key=badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
     def tables(self) -> Iterator[Table]:
-        """Yields a table of each family, with every row that is shown."""
+        """Yields a table of each family, with the rows that are shown; with all, each in its place."""
+        yield from self._tables_of([row for row in self._shown() if self.everything or not _is_excused(row)])
+
+    def _not_counted(self) -> Iterator[Table]:
+        """Yields tables of what one dump has alone and need not count, behind all else: it may be most rows."""
+        if not self.everything:
+            yield from self._tables_of([row for row in self._shown() if _is_excused(row)], ", not counted")
+
+    def _tables_of(self, rows: Sequence[ComparisonRow], words: str = "") -> Iterator[Table]:
         totals = Counter(row.family for row in self.comparison.rows)
         families: dict[str, list[ComparisonRow]] = {}
-        for row in self._shown():
+        for row in rows:
             families.setdefault(row.family, []).append(row)
         for family in sorted(families, key=family_order):
             yield Table(
-                title=f"{family} ({len(families[family]):,} of {totals[family]:,})",
+                title=f"{family}{words} ({len(families[family]):,} of {totals[family]:,})",
                 columns=(NAME, *COLUMNS),
                 lines=tuple(map(line_of, families[family])),
                 in_order=not self.worst_first,
@@ -158,6 +167,11 @@ class ComparisonReport:
             yield Note(label="layers", text=text)
         if most is not None and shown:
             yield Note(label="more", text="--full has every row that differs, --all also those that are the same")
+
+
+def _is_excused(row: ComparisonRow) -> bool:
+    """Returns whether one dump has a row alone, and need not have a counterpart."""
+    return row.status in ("missing", "extra") and not row.counts
 
 
 def _examples(examples: ExampleError | None) -> Iterator[Note]:

@@ -66,6 +66,8 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
         verbose: Whether hashes, long texts and what one run does not state are shown in full.
     """
     differences = differences if verbose else _in_order(differences)
+    if not verbose and _fields(differences) == []:
+        return ()
     # A dump that states its command line states every option of it, as a run does.
     lines = next((each for each in differences if each["field"] == _COMMAND_LINE), {})
     stating = [side for side in _SIDES if _is_command(lines.get(side))]
@@ -80,6 +82,11 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = _changes(shown, stating, room, screen, verbose=verbose)
     return (*notes, *_unstated(unknown), *_hashes([each for each in hashes if each not in chain(*unknown.values())]))
+
+
+def _fields(differences: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Returns the names of fields but that of the command line, which alone says of nothing that it is another."""
+    return [str(each["field"]) for each in differences if each["field"] != _COMMAND_LINE]
 
 
 def _in_order(differences: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
@@ -105,11 +112,12 @@ def _of_two_kinds(differences: Sequence[Mapping[str, Json]], screen: Screen) -> 
     shown = [each for each in both if each["field"] not in _OF_PROGRAMS and not _is_hash(each)]
     labels = widest([*(str(each["field"]) for each in shown), _OTHERS, _EXTENT])
     room = None if screen.width is None else screen.width - labels - _GAP
-    names = ", ".join(_label(str(each["field"])) for each in both if each not in shown)
+    names = ", ".join(_label(field) for field in _fields([each for each in both if each not in shown]))
     alone = len(differences) - len(both)
     counts = f"{alone} that only one of the two states" if alone else ""
-    text = f"{'; '.join(filter(None, [names, counts]))} (compare --verbose shows them)"
-    return (*_changes(shown, (), room, screen, verbose=False), Note(label=_OTHERS, text=text))
+    others = "; ".join(filter(None, [names, counts]))
+    notes = [Note(label=_OTHERS, text=f"{others} (compare --verbose shows them)")] if others else []
+    return (*_changes(shown, (), room, screen, verbose=False), *notes)
 
 
 def _changes(

@@ -16,8 +16,9 @@ from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.presentation.tables.by_block.contents import Contents
-from gradscope.presentation.tables.dump_rows import Row, are_units_dead
+from gradscope.presentation.tables.dump_rows import Row
 from gradscope.presentation.tables.numbers import Range
+from gradscope.presentation.tables.shown_statistics import are_units_dead
 from gradscope.presentation.tables.table import Cell, Column, column
 
 _ACTIVATION: Final = "activation"
@@ -108,7 +109,7 @@ def _dead(facts: BlockFacts) -> Cell:
     for row in facts.all(_values):
         share, gradient = dead.cell_of(row.value), gradients.get(row.name)
         zeros = None if gradient is None else lost.cell_of(gradient.value)
-        if isinstance(share, int | float) and are_units_dead(share, row.value("min"), zeros):
+        if isinstance(share, int | float) and are_units_dead(share, row.value("min"), zeros, row.value("primitive")):
             found.append(share)
     return _range(found)
 

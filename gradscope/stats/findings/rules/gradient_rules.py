@@ -20,6 +20,7 @@ from gradscope.dump.manifest.operation_facts import StepFunction
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in, places_in
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.naming.numbering import NUMBER
+from gradscope.naming.wording import counted, some_of
 from gradscope.stats.findings.rule_evidence import (
     DEEPEST,
     Finding,
@@ -135,15 +136,16 @@ def silencing_input(evidence: RuleEvidence, reason: str) -> Entry | None:
 def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silencing: Entry | None) -> Suspect:
     exact = params[0].absent is None
     closest = max(values or params, key=lambda entry: entry.site.index)
-    many = "1 parameter" if len(params) == 1 else f"{len(params)} parameters"
+    many = counted(len(params), "parameter")
+    names = f" ({naming.printable(some_of([each.name for each in params]))})"
     if silencing is not None:
-        why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
+        why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}{names}: {reason}"
         lost = suspect("zero-grad", silencing, why, [*params, *values], total=True)
         return _counting(_where_lost(lost, reason), len(params))
     state = "is exactly zero" if exact else "is absent"
     because = naming.printable(reason if exact or reason.startswith(_CONSTANT) else f"{_PASSES} {reason}")
-    why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {because}" if values else (
-        f"{state}{'' if len(params) == 1 else f', in {many}'}: {because}"
+    why = f"{state}, and that of {many}{_of_part(params, closest)} with it{names}: {because}" if values else (
+        f"{state}{'' if len(params) == 1 else f', in {many}{names}'}: {because}"
     )  # fmt: skip
     lost = suspect("zero-grad", closest, why, [*params, *values])
     return _counting(_where_lost(lost, reason), len(params) if values else len(params) - 1)

@@ -63,7 +63,7 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         yield from origins
     else:
         found = suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
-        repair = OF_GIVEN_VALUES if first.family in _GIVEN else ""
+        repair = OF_GIVEN_VALUES if first.family in (*_GIVEN, naming.TENSOR) else ""
         yield replace(found, finding=replace(found.finding, repair=repair))
 
 
@@ -98,6 +98,8 @@ def _birth(first: Entry) -> str:
         return "it is the first gradient that is not finite"
     if first.family in _GIVEN:
         return "it was not finite before anything was computed"
+    if first.family == naming.TENSOR:
+        return "the file does not say what made it"
     made = "" if first.site.primitive is None else f", the result of {first.site.primitive}"
     return f"it is the first captured value that is not finite{made}"
 

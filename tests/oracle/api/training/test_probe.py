@@ -395,6 +395,18 @@ def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
         assert run.steps["step"].tolist() == [0]
 
 
+def test_folders_that_alarms_of_a_replaced_run_saved_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gs.Probe(tmp_path).close()
+    (tmp_path / "alarm-000001").mkdir()
+    gs.Probe(tmp_path, force=True).close()
+    left = "alarm-000001 is of steps that the run no longer has: it stays, and is not counted"
+    assert [record.getMessage() for record in caplog.records if "alarm-" in record.getMessage()] == [
+        f"gradscope: {left}"
+    ]
+
+
 @pytest.mark.parametrize("mapped", [False, True], ids=["shardings", "shard_map"])
 def test_data_parallel_steps_record_what_one_device_computes(mapped: bool, tmp_path: Path) -> None:
     if jax.device_count() < 2:

@@ -183,3 +183,21 @@ def test_names_of_one_side_that_do_not_count_are_no_rows_of_an_overview() -> Non
     assert "lost" not in overview(compared("param", "w", 1.0), *allowed)
     assert "param/head/bias" in overview(compared("param", "w", 1.0), MISSING, *allowed)
     assert "not counted" not in overview(compared("param", "w", 1.0), MISSING)
+
+
+def test_names_of_one_side_that_do_not_count_are_behind_all_else_in_a_pipe() -> None:
+    allowed = tuple(replace(MISSING, name=f"lost{number}", counts=False) for number in range(3))
+    rows = (*allowed, compared("param", "w", 1.0), replace(MISSING, name="gone"), compared("input", "x", 0.0))
+    text = text_of(*rows)
+    lines = text.splitlines()
+    at = [
+        next(number for number, line in enumerate(lines) if line.startswith(word)) for word in ("w  ", "gone", "lost0")
+    ]
+    assert at == sorted(at)
+    counted, behind = lines.index("param (2 of 5)"), lines.index("param, not counted (3 of 5)")
+    assert counted < at[1] < lines.index(next(each for each in lines if each.startswith("one side only"))) < behind
+    complete = text_of(*rows, everything=True)
+    assert "not counted" not in complete
+    assert [word in complete for word in ("lost0", "lost2", "gone", "w  ", "x  ")] == [True] * 5
+    report = ComparisonReport(comparison=Comparison(rows=rows))
+    assert len(json.loads(to_json(report))["rows"]) == len(rows)

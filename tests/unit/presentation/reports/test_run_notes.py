@@ -49,16 +49,27 @@ def test_of_a_capture_of_another_program_what_both_state_is_shown() -> None:
         {"field": "training", "ref": "true"},
     ]
     notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=False)}
-    others = "model, argv, batch_sha256; 3 that only one of the two states (compare --verbose shows them)"
+    others = "model, batch_sha256; 3 that only one of the two states (compare --verbose shows them)"
     assert notes == {"backend": "torch cpu -> cpu", "others": others}
     shown = [each.label for each in provenance_notes(differences, PIPE, verbose=True)]
     assert shown == ["backend", "model", "argv", "batch_sha256", "versions.jax", "data", "training"]
 
 
+def test_command_lines_are_no_difference_by_themselves() -> None:
+    differences: list[dict[str, Json]] = [
+        {"field": "argv", "ref": ["gradscope", "dump", "a.py"], "cand": ["gradscope", "dump", "a.py", "-o", "b.npz"]}
+    ]
+    assert provenance_notes(differences, PIPE, verbose=False) == ()
+    assert [each.label for each in provenance_notes(differences, PIPE, verbose=True)] == ["argv"]
+
+
 def test_a_command_line_is_whole_where_the_terminal_is_narrow() -> None:
     words: list[Json] = ["gradscope", "dump", "model.py", "--select", "block[0]/attention/query", "--force"]
-    differences: list[dict[str, Json]] = [{"field": "argv", "ref": words[:3], "cand": words}]
-    (note,) = provenance_notes(differences, TERMINAL, verbose=False)
+    differences: list[dict[str, Json]] = [
+        {"field": "argv", "ref": words[:3], "cand": words},
+        {"field": "seed", "ref": 0, "cand": 1},
+    ]
+    (note,) = (each for each in provenance_notes(differences, TERMINAL, verbose=False) if each.label == "argv")
     assert note.text == "gradscope dump model.py -> gradscope dump model.py --select 'block[0]/attention/query' --force"
 
 

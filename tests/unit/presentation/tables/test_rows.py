@@ -86,20 +86,33 @@ def test_a_table_has_the_values_of_its_rows(manifest: Manifest) -> None:
                     assert cell == (column.cell(shown[0].values) if shown else None)
 
 
-def test_dead_units_are_shown_where_a_rectifier_made_a_value_or_passes_no_gradient_to_it() -> None:
-    def layer(index: int, name: str, zeros: int, **stats: float) -> tuple[Entry, Entry]:
-        lost = numbers((8, 4), rms=1.0, zeros=zeros)
-        return (
-            entry("activation", name, index=index, shape=(8, 4), stats=numbers((8, 4), rms=1.0, **stats)),
-            entry("activation_grad", name, index=index, shape=(8, 4), stats=lost),
-        )
+def layer_of(index: int, name: str, zeros: int, primitive: str | None = None, **stats: float) -> tuple[Entry, Entry]:
+    lost = numbers((8, 4), rms=1.0, zeros=zeros)
+    made = entry("activation", name, index=index, shape=(8, 4), stats=numbers((8, 4), rms=1.0, **stats))
+    return (
+        replace(made, site=replace(made.site, primitive=primitive)),
+        entry("activation_grad", name, index=index, shape=(8, 4), stats=lost),
+    )
 
+
+def test_no_linear_output_is_dead_where_its_rectifier_has_a_line() -> None:
     entries = (
-        *layer(0, "linear", 0, min=-1.0, dead=0.25),
-        *layer(1, "before", 20, min=-1.0, dead=0.5),
-        *layer(2, "relu", 0, min=0, dead=0.75),
-        *layer(3, "answer", 0, min=-2.0, dead=0.0),
-        *layer(4, "infinite", 0, dead=0.5),  # which has no finite element, and so no least one
+        *layer_of(0, "hidden", 32, "add", min=-30.0, dead=1.0),
+        *layer_of(1, "relu", 0, "max", min=0, dead=1.0),
+        *layer_of(2, "answer", 0, "add", min=0, dead=1.0),
+    )
+    (table,) = report_of(Manifest(entries=entries)).tables(PIPE)
+    at = [column.heading for column in table.columns].index("dead")
+    assert [line.cells[at] for line in table.lines] == [None, 1.0, None]
+
+
+def test_dead_units_are_shown_where_a_rectifier_made_a_value_or_passes_no_gradient_to_it() -> None:
+    entries = (
+        *layer_of(0, "linear", 0, min=-1.0, dead=0.25),
+        *layer_of(1, "before", 20, min=-1.0, dead=0.5),
+        *layer_of(2, "relu", 0, min=0, dead=0.75),
+        *layer_of(3, "answer", 0, min=-2.0, dead=0.0),
+        *layer_of(4, "infinite", 0, dead=0.5),  # which has no finite element, and so no least one
     )
     manifest = Manifest(entries=entries)
     (table,) = report_of(manifest).tables(PIPE)

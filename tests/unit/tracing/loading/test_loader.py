@@ -193,6 +193,7 @@ def test_a_missing_file_is_answered_with_its_nearest_neighbour() -> None:
     assert isinstance(error, UsageError)
     assert (error.message, error.hint) == ("there is no file nets/resnet_.py", "did you mean nets/resnet.py?")
     assert refusal("nowhere/net.py").hint == "nowhere has no Python file"
+    assert refusal("nets/mixer.py").hint == "nets has resnet.py"  # and is not near to it
 
 
 def test_a_folder_a_fifo_and_a_dump_are_no_model_files() -> None:
@@ -350,6 +351,16 @@ def test_a_call_that_fails_is_reported_with_the_reason(text: str, kind: type[Gra
 def test_functions_whose_signature_cannot_be_known_are_taken_at_their_word() -> None:
     write("net.py", "init = batch = loss = max\n")
     assert load_model("net.py").loss(1, 2) == 2
+
+
+@pytest.mark.parametrize("train", [None, True, False])
+def test_a_loss_that_takes_its_mode_as_a_third_argument_is_told_how_it_has_one(*, train: bool | None) -> None:
+    write("net.py", "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch, train): return train")
+    with pytest.raises(ModelError, match=r"loss takes \(variables, batch, train\)") as refused:
+        load_model("net.py", Request(train=train))
+    assert refused.value.hint == (
+        "--train and --eval set a parameter with a default: loss(variables, batch, *, train=True)"
+    )
 
 
 def test_a_loss_with_modes_runs_in_the_requested_one() -> None:

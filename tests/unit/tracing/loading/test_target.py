@@ -144,6 +144,15 @@ def test_a_misspelt_zoo_name_is_answered_with_the_nearest() -> None:
     assert refused.value.hint == "did you mean resnet50?"
 
 
+@pytest.mark.parametrize(("text", "near"), [("tmodle", True), ("model", True), ("notamodel", False), ("video", False)])
+def test_only_near_names_are_asked_for(folder: Path, text: str, *, near: bool) -> None:
+    (folder / "tmodel.py").write_text("")
+    with pytest.raises(UsageError, match="there is no file, module or zoo model") as refused:
+        parse_target(text)
+    forms = "write model.py, model.py:NAME, package.module:NAME or a name of the zoo: "
+    assert str(refused.value.hint).startswith("did you mean tmodel.py?" if near else forms)
+
+
 def test_a_file_named_without_its_suffix_is_answered_with_the_file(folder: Path) -> None:
     (folder / "my-net.py").write_text("")
     with pytest.raises(UsageError) as refused:
