@@ -1,13 +1,13 @@
 """`order_of_examples` finds in which order one value has the examples of another, as the values prove.
 
-Inputs are the same bit for bit in both programs, so that `has_moved_examples` and `layouts_of_moved_examples` compare
-bytes, and prove the layout where every example is in another place.
+Inputs are exactly the same in both programs, tokens perhaps in int64 and int32, so that `examples_of` has bytes to be
+compared, and `layouts_of_moved_examples` proves the layout where every example is in another place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -93,8 +93,24 @@ def has_moved_examples(ref: Array, cand: Array) -> bool:
     """
     if ref.shape != cand.shape or ref.shape[:1] <= (1,):
         return False
-    one, other = ({np.ascontiguousarray(encode(each)).tobytes() for each in array} for array in (ref, cand))
+    one, other = set(examples_of([ref])), set(examples_of([cand]))
     return len(one) == len(ref) and one == other
+
+
+def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
+    """Returns the bytes of each example in all of some inputs; equal numbers have the same in all types of their class.
+
+    Args:
+        arrays: The inputs, each with its examples along the first axis.
+    """
+    return list(zip(*([_exactly(part).tobytes() for part in each] for each in arrays), strict=True))
+
+
+def _exactly(array: Array) -> Array:
+    """Returns an array in the widest type of its class, in which all of its elements are exact."""
+    stored = np.ascontiguousarray(encode(array))
+    wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(stored.dtype.kind)
+    return stored if wide is None else stored.astype(wide)
 
 
 def _squared_distances(one: Array, other: Array) -> Array:

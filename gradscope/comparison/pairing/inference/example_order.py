@@ -1,6 +1,6 @@
 """`with_example_order` recognises a batch whose examples are in another order, as a data loader that shuffles makes it.
 
-The inputs prove the order: the slices of their leading axis are the same, bit for bit, in both dumps, and those of all
+The inputs prove the order: the slices of their leading axis are exactly the same in both dumps, and those of all
 inputs that differ have moved alike. Where the inputs agree, a program may take the examples in another order all the
 same, and then the first value that differs proves it, and its gradient where examples are equal. That order is used
 where the losses agree, or some value agrees in neither order, so that a program which takes the inputs in another order
@@ -20,11 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.dtypes import encode
-from gradscope.comparison.layout.example_orders import Order, order_of_examples
+from gradscope.comparison.layout.example_orders import Order, examples_of, order_of_examples
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import ExampleOrder
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
@@ -181,11 +178,6 @@ def _proven(pair: _Pair, *, examples: int, gradients: tuple[Array, Array] | None
 def _losses_agree(dumps: Dumps) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     return one is not None and other is not None and math.isclose(one, other, rel_tol=_SAME_LOSS)
-
-
-def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
-    """Returns the bytes of each example in all of some inputs."""
-    return list(zip(*([np.ascontiguousarray(encode(part)).tobytes() for part in each] for each in arrays), strict=True))
 
 
 def _may_differ(dumps: Dumps, match: Match) -> bool:

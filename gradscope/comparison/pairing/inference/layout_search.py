@@ -13,12 +13,10 @@ computed from them is read in that order.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Final, TypeAlias
-
-import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.example_orders import Order, layouts_of_moved_examples
@@ -37,7 +35,6 @@ from gradscope.comparison.metrics.bounds import statistics_agree
 from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import (
     ACTIVATION,
     ACTIVATION_GRAD,
@@ -103,7 +100,8 @@ class LayoutSearch:
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         possible = self.possible(ref, cand)
-        found = agreeing_layouts(one, other, possible)
+        read = (agreeing_layouts(one, each, possible) for each in self._readings(cand))
+        found: tuple[AxisLayout, ...] = next(filter(None, read), ())
         if family == INPUT:
             return found or layouts_of_moved_examples(one, other, possible)
         is_kernel = family in _KERNELS or (family == PARAM_GRAD and self.of_constants(*map(_parameter, (ref, cand))))
@@ -152,13 +150,20 @@ class LayoutSearch:
 
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""
-        one, other = self._dumps.ref, self._dumps.cand
-        return arranged_part(one.array(ref), one.entry(ref)), self._in_order(other.array(cand), other.entry(cand))
+        source = self._dumps.ref
+        return arranged_part(source.array(ref), source.entry(ref)), next(self._readings(cand))
 
-    def _in_order(self, array: Array, entry: Entry) -> Array:
-        """Returns the elements of a tensor of the candidate that layouts are about, its examples in their order."""
-        of_batch = bool(self._order) and entry.family in _OF_BATCHES and array.shape[:1] == (len(self._order),)
-        return array[np.asarray(self._order)] if of_batch else arranged_part(array, entry)
+    def _readings(self, key: str) -> Iterator[Array]:
+        """Yields the elements of a tensor of the candidate that layouts are about, as its axes of examples are read.
+
+        Where the batch is in another order, that is each axis of as many elements in turn, the first one before others.
+        """
+        array, entry = self._dumps.cand.array(key), self._dumps.cand.entry(key)
+        of_batch = bool(self._order) and entry.family in _OF_BATCHES
+        axes = [axis for axis, size in enumerate(array.shape) if of_batch and size == len(self._order)]
+        yield from (array.take(self._order, axis) for axis in axes)
+        if not axes:
+            yield arranged_part(array, entry)
 
     def _merged(self, shape: Shape) -> tuple[Shape, ...]:
         """Returns the two parts that each axis may be merged of: channels, and the positions of an image."""
