@@ -16,7 +16,7 @@ from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS, UNRETURNED
 from gradscope.comparison.layout.recipe_steps import FLIP, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
-from gradscope.comparison.metrics.evidence import no_gradient_in
+from gradscope.comparison.metrics.evidence import frozen_in, no_gradient_in
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
     ACTIVATION,
@@ -247,7 +247,7 @@ def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about gradients of inputs and running variances that differ, which does not count."""
+    """Returns clauses about running variances and gradients that differ, or that one has, which does not count."""
     found = {
         why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
     }
@@ -260,6 +260,11 @@ def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     if names := [each.name for each in rows if each.why == OF_PYTORCH]:
         what = f"{counted(len(names), 'running variance')} {_verb(len(names))}, of {some_of(names)}"
         clauses.append(f"{what}: {OF_PYTORCH}")
+    for side, other in (("reference", "candidate"), ("candidate", "reference")):
+        if names := [row.name for row in rows if row.family == PARAM_GRAD and row.why == frozen_in(side)]:
+            clauses.append(
+                f"the {side} does not differentiate {some_of(names)} (`requires_grad`), and the {other} does"
+            )
     return clauses
 
 

@@ -1,14 +1,21 @@
-"""`order_of_examples` finds in which order one value has the examples of another, as the values prove."""
+"""`order_of_examples` finds in which order one value has the examples of another, as the values prove.
+
+Inputs are exactly the same in both programs, tokens perhaps in int64 and int32, so that `examples_of` has bytes to be
+compared, and `layouts_of_moved_examples` proves the layout where every example is in another place.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import encode
 from gradscope.arrays.widening import real_values
+from gradscope.comparison.layout.layouts import AxisLayout
 
 #: Where each example of a batch is in the parts that are joined.
 Order: TypeAlias = tuple[int, ...]
@@ -62,6 +69,48 @@ def order_of_examples(
     order = tuple(squares.argmin(axis=1).tolist())
     distinct = bool((next_one > 0).all() and (_BY_FAR**2 * closest <= next_one).all())
     return order if distinct and len({*order}) == count else None
+
+
+def layouts_of_moved_examples(ref: Array, cand: Array, possible: Iterable[AxisLayout]) -> tuple[AxisLayout, ...]:
+    """Returns the layouts in which a value has the examples of another, in another order.
+
+    Args:
+        ref: The value of the reference, with its examples along the first axis.
+        cand: That of the candidate.
+        possible: The layouts that their shapes allow.
+    """
+    if ref.size != cand.size or not ref.size or ref.min() != cand.min() or ref.max() != cand.max():
+        return ()
+    return tuple(each for each in possible if has_moved_examples(ref, each.read(cand).reshape(each.shape)))
+
+
+def has_moved_examples(ref: Array, cand: Array) -> bool:
+    """Returns whether a value has the examples of another, which are all distinct, in another order.
+
+    Args:
+        ref: The value of the reference, with its examples along the first axis.
+        cand: That of the candidate, in its layout.
+    """
+    if ref.shape != cand.shape or ref.shape[:1] <= (1,):
+        return False
+    one, other = set(examples_of([ref])), set(examples_of([cand]))
+    return len(one) == len(ref) and one == other
+
+
+def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
+    """Returns the bytes of each example in all of some inputs; equal numbers have the same in all types of their class.
+
+    Args:
+        arrays: The inputs, each with its examples along the first axis.
+    """
+    return list(zip(*([_exactly(part).tobytes() for part in each] for each in arrays), strict=True))
+
+
+def _exactly(array: Array) -> Array:
+    """Returns an array in the widest type of its class, in which all of its elements are exact."""
+    stored = np.ascontiguousarray(encode(array))
+    wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(stored.dtype.kind)
+    return stored if wide is None else stored.astype(wide)
 
 
 def _squared_distances(one: Array, other: Array) -> Array:

@@ -98,6 +98,15 @@ def no_gradient_in(side: str) -> str:
     return f"no gradient arrives in the {side}"
 
 
+def frozen_in(side: str) -> str:
+    """Returns why a gradient that one program alone has is no difference: the other one states that it needs none.
+
+    Args:
+        side: Which does, `reference` or `candidate`.
+    """
+    return f"the {side} does not differentiate it (frozen)"
+
+
 def _zero_on_one_side(ref: Operand, cand: Operand) -> str:
     """Returns that no gradient arrives in one program, and one of zeros in the other, which is the same; else ""."""
     for operand, other, side in ((ref, cand, "reference"), (cand, ref, "candidate")):

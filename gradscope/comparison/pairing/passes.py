@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
-from gradscope.comparison.pairing.inference.example_order import with_example_order
+from gradscope.comparison.pairing.inference.example_order import order_of_batch, with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.other_sizes.read_slices import with_read_slices
@@ -46,7 +46,9 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
-    laid_out = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
+    order = order_of_batch(dumps, read)
+    laid_out = with_positions_in_order(dumps, with_layouts(dumps, read, mapper, order))
+    laid_out = with_example_order(dumps, laid_out, order)
     matched, repeated = with_repeats(dumps, laid_out)
     matched, sliced = with_read_slices(dumps, matched)
     return Pairing(

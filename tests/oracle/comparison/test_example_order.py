@@ -198,3 +198,62 @@ def test_a_program_that_shuffles_by_itself_differs(reference: Dump) -> None:
 
     shuffled = gs.capture(loss, WEIGHTS, BATCH)
     assert not gs.compare(reference, shuffled)
+
+
+SIDE, CHANNELS = 5, 5
+_KERNELS = {
+    "conv": _draw(size=(CHANNELS, 3, 3, 3)).astype(np.float32),
+    "up": _draw(size=(CHANNELS, CHANNELS, 3, 3)).astype(np.float32),
+}
+_IMAGES = _draw(size=(EXAMPLES, 3, SIDE, SIDE)).astype(np.float32)
+_TARGETS = _draw(size=(EXAMPLES, CHANNELS)).astype(np.float32)
+
+
+def _convolved(x: Any, kernel: Any, layouts: tuple[str, str, str]) -> Any:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layouts)
+
+
+def _channels_first() -> Dump:
+    """An image network whose images, of as many channels as rows, have their channels first."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("conv"):
+            x = jnp.tanh(_convolved(batch["x"], weights["conv"]["weight"], ("NCHW", "OIHW", "NCHW")))
+        with jax.named_scope("up"):
+            x = jnp.sin(_convolved(x, weights["up"]["weight"], ("NCHW", "IOHW", "NCHW")))
+        return jnp.square(x.mean((2, 3)) - batch["y"]).mean()
+
+    weights = {name: {"weight": kernel} for name, kernel in _KERNELS.items()}
+    return gs.capture(loss, weights, {"x": _IMAGES, "y": _TARGETS})
+
+
+def _channels_last(fault: str = "") -> Dump:
+    """A port that has them last, with the examples in another order and under other names."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("conv"):
+            x = _convolved(batch["image"], weights["conv"]["kernel"], ("NHWC", "HWIO", "NHWC"))
+            x = jnp.tanh(x * (1.02 if fault == "conv" else 1))
+        with jax.named_scope("up"):
+            x = _convolved(x, weights["up"]["kernel"], ("NHWC", "HWIO", "NHWC"))
+            x = jnp.sin(jnp.roll(x, 1, 0) if fault == "up" else x)
+        return jnp.square(x.mean((1, 2)) - batch["target"]).mean()
+
+    orders = {"conv": (2, 3, 1, 0), "up": (2, 3, 0, 1)}
+    weights = {name: {"kernel": kernel.transpose(orders[name]).copy()} for name, kernel in _KERNELS.items()}
+    images = _IMAGES[ORDER].transpose(0, 2, 3, 1).copy()
+    return gs.capture(loss, weights, {"image": images, "target": _TARGETS[ORDER]})
+
+
+def test_a_port_in_another_layout_agrees_in_another_order_of_the_examples() -> None:
+    found = gs.compare(_channels_first(), _channels_last())
+    assert found.verdict == "same", found.sentence
+    assert found.sentence.endswith("; the batch has its examples in another order.")
+    assert {row.name: row.counterpart for row in found.rows if row.family == "input"} == {"x": "image", "y": "target"}
+
+
+@pytest.mark.parametrize("fault", ["conv", "up"])
+def test_a_fault_of_a_port_in_another_layout_is_told_in_another_order_of_the_examples(fault: str) -> None:
+    found = gs.compare(_channels_first(), _channels_last(fault))
+    assert found.verdict == "different"
+    assert f"Forward first differs at `{fault}`" in found.sentence, found.sentence

@@ -14,7 +14,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.clauses import some_of
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.inference.example_order import examples_of
+from gradscope.comparison.layout.example_orders import examples_of
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import INPUT, split_key
 from gradscope.naming.wording import counted

@@ -13,9 +13,9 @@ from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
+from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of, frozen_in
 from gradscope.comparison.metrics.threads import mapper
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.manifest.json_text import as_float
 
@@ -117,4 +117,20 @@ def _owners(dumps: Dumps, match: Match) -> _Owners:
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
     key, recipe = owners
+    if side := _frozen_side(dumps, owners):
+        return PairEvidence(needed=0.0, why=frozen_in(side))
     return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
+
+
+def _frozen_side(dumps: Dumps, owners: _Owners) -> str:
+    """Returns which program of PyTorch states that it does not differentiate a value, where one of JAX does; else "".
+
+    A loss of JAX has the gradients of all that it takes as parameters: what is not trained, its optimizer leaves out.
+    """
+    key, recipe = owners
+    sides = ((dumps.ref, (key,), "reference"), (dumps.cand, recipe.keys, "candidate"))
+    for (source, keys, side), (other, others, _) in (sides, sides[::-1]):
+        trained = is_of_jax(other) and all(other.entry(each).absent is None for each in others)
+        if trained and all(source.entry(each).absent == "frozen" for each in keys):
+            return side
+    return ""

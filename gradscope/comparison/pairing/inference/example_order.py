@@ -1,6 +1,6 @@
 """`with_example_order` recognises a batch whose examples are in another order, as a data loader that shuffles makes it.
 
-The inputs prove the order: the slices of their leading axis are the same, bit for bit, in both dumps, and those of all
+The inputs prove the order: the slices of their leading axis are exactly the same in both dumps, and those of all
 inputs that differ have moved alike. Where the inputs agree, a program may take the examples in another order all the
 same, and then the first value that differs proves it, and its gradient where examples are equal. That order is used
 where the losses agree, or some value agrees in neither order, so that a program which takes the inputs in another order
@@ -20,13 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.dtypes import encode
-from gradscope.comparison.layout.example_orders import Order, order_of_examples
+from gradscope.comparison.layout.example_orders import Order, examples_of, order_of_examples
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import ExampleOrder
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable
 from gradscope.naming import (
@@ -49,18 +47,42 @@ _OF_BATCHES: Final = (INPUT, INPUT_GRAD, ACTIVATION, ACTIVATION_GRAD, AUX, EXAMP
 _SAME_LOSS: Final = 1e-5
 
 
-def with_example_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Match, ...]:
-    """Returns the matches with the order of the examples, where the inputs prove that it is another.
+def order_of_batch(dumps: Dumps, matches: Sequence[Match]) -> Order:
+    """Returns the index in the candidate of each example of the reference, by the inputs; empty where it is the same.
+
+    Args:
+        dumps: The dumps of the matches.
+        matches: The matches, whose layouts need not be known.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    search = LayoutSearch(dumps)
+    return _order(dumps, [_laid_out(dumps, search, match) for match in matches if split_key(match.ref)[0] == INPUT])
+
+
+def _laid_out(dumps: Dumps, search: LayoutSearch, match: Match) -> Match:
+    """Returns the match of an input in the layout that its values show."""
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    if not (match.recipe.plain and _may_differ(dumps, match) and comparable(one.dtype, other.dtype)):
+        return match
+    steps = next((each.steps(other.shape) for each in search.agreeing(match.ref, match.cand)), ())
+    return replace(match, recipe=replace(match.recipe, steps=steps))
+
+
+def with_example_order(dumps: Dumps, matches: Sequence[Match], order: Order) -> tuple[Match, ...]:
+    """Returns the matches with the order of the examples, where that is another.
 
     Args:
         dumps: The dumps of the matches.
         matches: The matches, with their layouts.
+        order: The order that the inputs prove, as `order_of_batch` returns it.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     inputs = [match for match in matches if split_key(match.ref)[0] == INPUT]
-    order = _order(dumps, inputs) or _order_inside(dumps, inputs, matches)
+    order = order or _order_inside(dumps, inputs, matches)
     if not order:
         return tuple(matches)
     return tuple(_ordered(dumps, match, order) for match in matches)
@@ -156,11 +178,6 @@ def _proven(pair: _Pair, *, examples: int, gradients: tuple[Array, Array] | None
 def _losses_agree(dumps: Dumps) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     return one is not None and other is not None and math.isclose(one, other, rel_tol=_SAME_LOSS)
-
-
-def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
-    """Returns the bytes of each example in all of some inputs."""
-    return list(zip(*([np.ascontiguousarray(encode(part)).tobytes() for part in each] for each in arrays), strict=True))
 
 
 def _may_differ(dumps: Dumps, match: Match) -> bool:

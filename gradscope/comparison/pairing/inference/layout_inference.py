@@ -21,10 +21,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, differ_by_ones, relative_error
+from gradscope.comparison.layout.example_orders import Order
+from gradscope.comparison.layout.layouts import AxisLayout, arranged, differ_by_ones, relative_error
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.layout_search import (
     LayoutSearch,
+    both_shapes,
+    layouts_by_shapes,
     likeliest_axes,
     pure_axes,
     transposed_by_values,
@@ -44,9 +47,6 @@ Mapper: TypeAlias = Callable[[Callable[[Match], Layouts], Iterable[Match]], Iter
 #: The family and the two names of a value.
 _Subject: TypeAlias = tuple[str, str, str]
 
-#: A family, and the shapes of a tensor in both dumps.
-_Shapes: TypeAlias = tuple[str, Shape, Shape]
-
 #: The families whose layout shows that one program is a port of the other.
 _PROOFS: Final = (PARAM, STATE, INPUT)
 
@@ -60,24 +60,25 @@ _COMPUTED: Final = (ACTIVATION, INPUT)
 _FIRST_ELEMENTS: Final = 4096
 
 
-def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Match, ...]:
+def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper, order: Order = ()) -> tuple[Match, ...]:
     """Returns the matches with the recipe steps that bring each counterpart into the reference's layout.
 
     Args:
         dumps: The dumps of the matches.
         matches: The matches.
         mapper: Applies a function to many matches.
+        order: The index in the candidate of each example of the reference; empty where it is the same.
 
     Returns:
         As many matches in the same order; unchanged where no layout was found.
     """
-    return _Inference(dumps, mapper).applied(matches)
+    return _Inference(dumps, mapper, order).applied(matches)
 
 
 class _Inference:
-    def __init__(self, dumps: Dumps, mapper: Mapper) -> None:
+    def __init__(self, dumps: Dumps, mapper: Mapper, order: Order) -> None:
         self._dumps, self._mapper = dumps, mapper
-        self._search = LayoutSearch(dumps)
+        self._search = LayoutSearch(dumps, order)
         self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
         programs = dumps.ref.manifest, dumps.cand.manifest
         self._used = all(ACTIVATION in {entry.family for entry in each.entries} for each in programs)
@@ -195,7 +196,7 @@ class _RelatedPairs:
     ) -> None:
         self._dumps = dumps
         self._search = search
-        self._by_shapes = _by_shapes(dumps, transposed)
+        self._by_shapes = layouts_by_shapes(dumps, transposed)
         self._found = found
         self._values: dict[_Subject, AxisLayout] = {}
         self._gradients: dict[_Subject, AxisLayout] = {}
@@ -243,7 +244,7 @@ class _RelatedPairs:
         among = tuple(possible)
         axes = self._usual.get(_group(self._dumps, match))
         found = next((each for each in among if pure_axes(each) == axes), None) if axes is not None else None
-        layout = self._by_shapes.get(_shapes(self._dumps, match))
+        layout = self._by_shapes.get(both_shapes(self._dumps, match))
         return layout if found is None and layout in among else found
 
     def _implied(self) -> Iterator[tuple[int, ...]]:
@@ -255,22 +256,6 @@ class _RelatedPairs:
                     yield (0, rank - 1, *range(1, rank - 1))
                 elif axes == first:
                     yield (0, *range(2, rank), 1)
-
-
-def _by_shapes(dumps: Dumps, transposed: Mapping[Match, AxisLayout]) -> dict[_Shapes, AxisLayout]:
-    """Returns the order of axes in which most pairs of two different shapes were found by their values."""
-    counts: defaultdict[_Shapes, Counter[AxisLayout]] = defaultdict(Counter)
-    for match, layout in transposed.items():
-        if layout.shape != layout.split:
-            counts[_shapes(dumps, match)][layout] += 1
-    return {shapes: layouts.most_common(1)[0][0] for shapes, layouts in counts.items()}
-
-
-def _shapes(dumps: Dumps, match: Match) -> _Shapes:
-    """Returns the family that the layout belongs to, and both shapes: a value and its gradients have one layout."""
-    family = _family(match)
-    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
-    return subject_family(family) or family, arranged(one), arranged(other)
 
 
 def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | None:

@@ -5,17 +5,21 @@ framework correlates) or of its leading one (layers that are stacked the other w
 axis that is a flattened image (`[H W C]` for `[C H W]`). How many channels there may be is known from the activations
 and inputs of both dumps. Last, it tries heads whose halves are interleaved. The gradient of a constant has the layout
 that the constant does not show.
+
+Where a batch has its examples in another order, its inputs show the layout by their examples alone, and what is
+computed from them is read in that order.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.example_orders import Order, layouts_of_moved_examples
 from gradscope.comparison.layout.layouts import (
     AxisLayout,
     Shape,
@@ -31,10 +35,29 @@ from gradscope.comparison.metrics.bounds import statistics_agree
 from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key, subject_family
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    TENSOR,
+    key_of,
+    split_key,
+    subject_family,
+)
+
+#: A family, and the shapes of a tensor in both dumps.
+Shapes: TypeAlias = tuple[str, Shape, Shape]
 
 #: The families of which a tensor can be a kernel.
 _KERNELS: Final = (PARAM, STATE, TENSOR)
+
+#: The families of tensors that may have the examples of the batch along their first axis.
+_OF_BATCHES: Final = (ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, AUX)
 
 #: The families of which an axis, or the rows of a kernel, can be a flattened image.
 _FLATTENED: Final = (PARAM, STATE, TENSOR, ACTIVATION, INPUT, AUX)
@@ -51,10 +74,11 @@ class LayoutSearch:
 
     Args:
         dumps: The dumps of the pairs.
+        order: The index in the candidate of each example of the reference; empty where it is the same.
     """
 
-    def __init__(self, dumps: Dumps) -> None:
-        self._dumps = dumps
+    def __init__(self, dumps: Dumps, order: Order = ()) -> None:
+        self._dumps, self._order = dumps, order
 
     @cached_property
     def _keys(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -75,7 +99,11 @@ class LayoutSearch:
             return tuple(sorted(possible, key=lambda layout: likeliness(layout.axes), reverse=True))
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
-        found = agreeing_layouts(one, other, self.possible(ref, cand))
+        possible = self.possible(ref, cand)
+        read = (agreeing_layouts(one, each, possible) for each in self._readings(cand))
+        found: tuple[AxisLayout, ...] = next(filter(None, read), ())
+        if family == INPUT:
+            return found or layouts_of_moved_examples(one, other, possible)
         is_kernel = family in _KERNELS or (family == PARAM_GRAD and self.of_constants(*map(_parameter, (ref, cand))))
         if found or not (is_kernel or family == ACTIVATION):
             return found
@@ -122,8 +150,20 @@ class LayoutSearch:
 
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""
-        one, other = self._dumps.ref, self._dumps.cand
-        return arranged_part(one.array(ref), one.entry(ref)), arranged_part(other.array(cand), other.entry(cand))
+        source = self._dumps.ref
+        return arranged_part(source.array(ref), source.entry(ref)), next(self._readings(cand))
+
+    def _readings(self, key: str) -> Iterator[Array]:
+        """Yields the elements of a tensor of the candidate that layouts are about, as its axes of examples are read.
+
+        Where the batch is in another order, that is each axis of as many elements in turn, the first one before others.
+        """
+        array, entry = self._dumps.cand.array(key), self._dumps.cand.entry(key)
+        of_batch = bool(self._order) and entry.family in _OF_BATCHES
+        axes = [axis for axis, size in enumerate(array.shape) if of_batch and size == len(self._order)]
+        yield from (array.take(self._order, axis) for axis in axes)
+        if not axes:
+            yield arranged_part(array, entry)
 
     def _merged(self, shape: Shape) -> tuple[Shape, ...]:
         """Returns the two parts that each axis may be merged of: channels, and the positions of an image."""
@@ -184,3 +224,19 @@ def transposed_by_values(dumps: Dumps, matches: Iterable[Match]) -> dict[Match, 
                 ref, cand = arranged(dumps.ref.entry(match.ref)), arranged(dumps.cand.entry(match.cand))
                 found[match] = AxisLayout(cand, step.axes, ref)
     return found
+
+
+def layouts_by_shapes(dumps: Dumps, transposed: Mapping[Match, AxisLayout]) -> dict[Shapes, AxisLayout]:
+    """Returns the order of axes in which most pairs of two different shapes were found by their values."""
+    counts: defaultdict[Shapes, Counter[AxisLayout]] = defaultdict(Counter)
+    for match, layout in transposed.items():
+        if layout.shape != layout.split:
+            counts[both_shapes(dumps, match)][layout] += 1
+    return {shapes: layouts.most_common(1)[0][0] for shapes, layouts in counts.items()}
+
+
+def both_shapes(dumps: Dumps, match: Match) -> Shapes:
+    """Returns the family that the layout belongs to, and both shapes: a value and its gradients have one layout."""
+    family = split_key(match.ref)[0]
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    return subject_family(family) or family, arranged(one), arranged(other)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.digest import Digest
+from gradscope.comparison.layout.example_orders import has_moved_examples
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import RecipeStep
 from gradscope.comparison.layout.recipes import Recipe
@@ -27,6 +28,7 @@ from gradscope.dump.record import Json
 from gradscope.naming import (
     ACTIVATION,
     ACTIVATION_GRAD,
+    INPUT,
     PARAM,
     PARAM_GRAD,
     STATE,
@@ -218,4 +220,5 @@ def _steps(dumps: Dumps, search: LayoutSearch, keys: tuple[str, str], largest: f
     one, other = dumps.ref.array(ref), recipe.made_of([dumps.cand.array(cand)])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
     metrics = measure(block_pairs(blocks(one), blocks(other)), scale_of(*dtypes, rtol=0.0, atol=0.0))
-    return recipe.steps if metrics.needed <= largest else None
+    moved = split_key(ref)[0] == INPUT and has_moved_examples(one, other)
+    return recipe.steps if moved or metrics.needed <= largest else None

@@ -1,0 +1,80 @@
+"""A module captured from PyTorch, and a port whose batch has its examples in another order, tokens in another type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: shuffled ports of its modules were NOT compared")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from gradscope.frameworks.torch import capture  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
+
+#: Examples, tokens of each, and features: also as many of one as of the others.
+SIZES = ((6, 7, 5), (6, 6, 6))
+
+
+class _Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.emb, self.inner, self.out = nn.Embedding(20, width), nn.Linear(width, width), nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.inner(self.emb(tokens))).mean(1))
+
+
+def _pair(sizes: tuple[int, int, int], fault: str = "", *, tokens_first: bool = False) -> tuple[Dump, Dump]:
+    """A module whose tokens are of 64 bits, and its port with tokens of 32, and perhaps the axis of tokens before."""
+    torch.manual_seed(6)
+    examples, steps, width = sizes
+    module, tokens = _Net(width), torch.randint(0, 20, (examples, steps))
+    labels = torch.randint(0, 3, (examples,))
+    reference = capture(module, lambda logits: F.cross_entropy(logits, labels), tokens)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    weights = {
+        "embed": {"embedding": state["emb.weight"]},
+        "dense": {"kernel": state["inner.weight"].T.copy(), "bias": state["inner.bias"]},
+        "head": {"kernel": state["out.weight"].T.copy(), "bias": state["out.bias"]},
+    }
+
+    def dense(v: Any, name: str, x: Any) -> Any:
+        with jax.named_scope(name):
+            return x @ v[name]["kernel"] + v[name]["bias"]
+
+    def loss(v: Any, batch: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = v["embed"]["embedding"][batch["ids"].T if tokens_first else batch["ids"]]
+        x = (jnp.sin if fault else jnp.tanh)(dense(v, "dense", x))
+        chosen = jax.nn.log_softmax(dense(v, "head", x.mean(0 if tokens_first else 1)))
+        return -jnp.take_along_axis(chosen, batch["classes"][:, None], 1).mean()
+
+    order = np.random.default_rng(3).permutation(examples)
+    batch = {"ids": tokens.numpy()[order].astype(np.int32), "classes": labels.numpy()[order].astype(np.int32)}
+    with jax.numpy_rank_promotion("allow"):
+        return reference, gs.capture(loss, weights, batch, origins=False)
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_shuffled_port_agrees(sizes: tuple[int, int, int], tokens_first: bool) -> None:
+    found = gs.compare(*_pair(sizes, tokens_first=tokens_first))
+    assert found.verdict == "same", found.sentence
+    assert found.sentence.endswith("; the batch has its examples in another order.")
+
+
+@pytest.mark.parametrize(("sizes", "tokens_first"), [(SIZES[0], False), (SIZES[0], True), (SIZES[1], False)])
+def test_a_fault_of_a_shuffled_port_is_told_at_its_layer(sizes: tuple[int, int, int], tokens_first: bool) -> None:
+    found = gs.compare(*_pair(sizes, "activation", tokens_first=tokens_first))
+    assert found.verdict == "different"
+    assert "Forward first differs at `out`" in found.sentence, found.sentence
