@@ -81,6 +81,15 @@ class EquinoxStructure:
     def _with_state(self, net: Any, values: Variables) -> Any:
         return net if self.state is None else (net, self._filled_state(values[STATE]))
 
+    @property
+    def has_its_state(self) -> bool:
+        """Whether the state, if there is one, is the module's own and of no more than it."""
+        if self.state is None:
+            return True
+        with suppress(KeyError):  # `State.get` raises it for an index that the state does not have
+            return len(self.state_values(self.state)) == len(jax.tree_util.tree_leaves(self.state))
+        return False
+
     def state_values(self, state: Any) -> dict[str, Any]:
         """Returns the values of a state, by path."""
         values_by_path = {path: state.get(index) for path, index in self._indices()}
@@ -96,11 +105,16 @@ class EquinoxStructure:
 
 
 def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
-    """Returns the structure and the variables of a module, or of a pair of a module and its state; None for others."""
+    """Returns the structure and the variables of a module, or of a pair of a module and its state; None for others.
+
+    The state of another module, or of one of which this is a part, is no state of this one.
+    """
     net, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
         return None
     structure = EquinoxStructure(net=_shapes(net), state=None if state is None else _shapes(state))
+    if not structure.has_its_state:
+        return None
     arrays = {path: leaf for path, leaf in by_path(net).items() if eqx.is_array(leaf)}
     own = {
         PARAMS: {path: leaf for path, leaf in arrays.items() if eqx.is_inexact_array(leaf)},

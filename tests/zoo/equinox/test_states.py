@@ -97,6 +97,21 @@ def test_states_of_two_modules_stay_what_the_loss_takes(model: ModuleType) -> No
     assert any(key.startswith("input/other/") for key in dump)
 
 
+@pytest.mark.parametrize("part", ["blocks", "norms"])
+def test_the_state_of_more_than_the_module_stays_an_input(model: ModuleType, part: str) -> None:
+    net, state = model.init(jax.random.key(0))
+    x = model.batch(jax.random.key(1), 6)
+
+    def loss(part: Any, state: Any, x: Any) -> Any:
+        return (x * part.weight[:4]).mean(), state
+
+    inner = net.blocks[0] if part == "blocks" else net.norms[0]
+    inner = eqx.tree_at(lambda each: each.weight, inner, inner.weight.reshape(-1)[:4])
+    dump = gs.capture(loss, inner, state, x, has_aux=True)
+    assert not any(key.startswith("state/") for key in dump)
+    assert any(key.startswith("input/state/") for key in dump)
+
+
 def test_training_goes_on_from_the_state_that_the_loss_returned(tmp_path: Path, model: ModuleType) -> None:
     line = ("train", "with_states.py", "--steps", 3, "--optimizer", "sgd(0.0)", "-q", "-o", "run")
     assert gradscope(*line, folder=tmp_path).status == 0
