@@ -141,8 +141,8 @@ RULES: Final = (
         name=RESET,
         sentence="The optimizer's state begins anew at each step.",
         formula="mean(nu) / rms(mu)^2, of the moments of Adam and its kin, within 1e-3 of that of the first recorded "
-        "step in every parameter, of at least 2, at 3 recorded steps in a row; or all of mu zero though all of these "
-        "parameters have an update",
+        "step in every parameter, of at least 2, at 3 recorded steps in a row; or all of mu and nu zero though all of "
+        "these parameters have an update",
         families=("slot/mu",),
         remedy="Make the state by init once, before the loop, and hand on the one that update returns.",
     ),

@@ -8,7 +8,8 @@ With b1 = b2 = 0 nothing is kept on purpose, and every step is as a first one.
 
 A state that is as it was at the recorded step before says nothing: an optimizer that adds up gradients, or one that is
 asked once in several steps, keeps that of its first step until the second. Where updates are made and all of `mu` is
-zero, it is the one that `init` made, which the step hands on in place of what the update returned.
+zero, and `nu` with it, it is the one that `init` made, which the step hands on in place of what the update returned. An
+RMSProp that is not centered has a `mu` that it does not use.
 """
 
 from __future__ import annotations
@@ -97,10 +98,11 @@ def _is_same(one: float | None, other: float | None) -> bool:
 
 
 def _zeros(stats: Statistics) -> list[str]:
-    """Returns the keys of the means of gradients, where all are zero and all of these parameters have an update."""
-    means = {key: each for key, each in stats.items() if key.startswith(_MEAN)}
+    """Returns the keys of the means of gradients, where all moments are zero though all parameters are updated."""
+    means = [key for key in stats if key.startswith(_MEAN)]
     updates = [stats.get(naming.key_of(naming.UPDATE, key.removeprefix(_MEAN)), {}).get("l2") for key in means]
-    return list(means) if all(updates) and all(each.get("rms") == 0 for each in means.values()) else []
+    moments = (each for key, each in stats.items() if key.startswith((_MEAN, _SQUARE)))
+    return means if all(updates) and all(each.get("rms") == 0 for each in moments) else []
 
 
 def _moments(stats: Statistics) -> dict[str, float]:

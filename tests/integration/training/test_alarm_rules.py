@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -760,12 +760,15 @@ def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_ke
 
 
 @pytest.mark.parametrize(
-    ("update", "mean", "told"),
-    [(0.1, lambda step: 0.0, [("reset", "slot/mu/a", 20)]), (0.0, lambda step: 0.0, []), (0.1, lambda step: step, [])],
-    ids=["kept as init made it", "not asked yet", "that before the step"],
+    ("update", "mean", "square", "told"),
+    [
+        (0.1, 0.0, 0.0, [("reset", "slot/mu/a", 20)]),
+        *((0.0, 0.0, 0.0, []), (0.1, 1.0, 0.001, []), (0.1, 0.0, 1.0, [])),
+    ],
+    ids=["kept as init made it", "not asked yet", "that before the step", "without means, as RMSProp"],
 )
 def test_an_optimizer_whose_state_is_always_that_of_init_is_named(
-    update: float, mean: Callable[[int], float], told: list[tuple[str, str, int]]
+    update: float, mean: float, square: float, told: list[tuple[str, str, int]]
 ) -> None:
     watch, found = AlarmWatch({}), list[Alarm]()
     for step in range(0, 60, 10):
@@ -773,7 +776,8 @@ def test_an_optimizer_whose_state_is_always_that_of_init_is_named(
         for name in "ab":
             stats[f"param_grad/{name}"] = column_of(0.3)
             stats[f"update/{name}"] = {**column_of(update), "ratio": update}
-            stats[f"slot/mu/{name}"], stats[f"slot/nu/{name}"] = column_of(mean(step)), column_of(0.001 * mean(step))
+            for slot, value in (("mu", mean), ("nu", square)):
+                stats[f"slot/{slot}/{name}"] = column_of(value * step)
         found += watch.recorded(step, stats, {})
         watch = again(watch, {}, step)
     assert [(alarm.rule, alarm.key, alarm.step) for alarm in found if alarm.rule == "reset"] == told
