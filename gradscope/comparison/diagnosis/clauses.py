@@ -246,7 +246,7 @@ def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
     return clauses
 
 
-def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
+def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns clauses about running variances and gradients that differ, or that one has, which does not count."""
     found = {
         why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
@@ -266,26 +266,6 @@ def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
                 f"the {side} does not differentiate {some_of(names)} (`requires_grad`), and the {other} does"
             )
     return clauses
-
-
-def _other_forms(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about values that are the same, and another form of a function in the candidate."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.status == "same" and row.likely:
-            found.setdefault(row.likely, []).append(row.name)
-    return [f"{some_of(names)} {what}" for what, names in found.items()]
-
-
-def told(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns the clauses about what is no difference, and that two runs do not have in common."""
-    return [*reordered(rows), *kept_alone(rows), *_incomparable(rows), *_other_forms(rows), *_unshown(rows)]
-
-
-def _unshown(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about values whose place another one has, of which nothing shows whether that is right."""
-    missing = (row for row in rows if row.family == ACTIVATION and row.status == "missing" and row.likely)
-    return [f"{quoted(row.name)} {row.likely}" for row in missing]
 
 
 def _verb(count: int) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, TENSORFLOAT32
-from gradscope.comparison.diagnosis.clauses import quoted, told
+from gradscope.comparison.diagnosis.clauses import incomparable, kept_alone, quoted, reordered, some_of
 from gradscope.comparison.diagnosis.divergence import BACKWARD
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import is_gradient
+from gradscope.naming import ACTIVATION, is_gradient
 from gradscope.naming.wording import brief, counted, times
 
 
@@ -28,7 +28,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
+    order = "".join(f"; {each}" for each in _told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
     zeros = f", {rounded} zero but for rounding" if (rounded := sum(row.is_rounding for row in compared)) else ""
@@ -48,6 +48,26 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
     wider = _at_kinks(rows) + _accumulated(rows)
     return f"Same {how}: {tensors}, {most}, {bits}{zeros}{wider}{order}.{of_products(products)}"
+
+
+def _told(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns the clauses about what is no difference, and that two runs do not have in common."""
+    return [*reordered(rows), *kept_alone(rows), *incomparable(rows), *_other_forms(rows), *_unshown(rows)]
+
+
+def _other_forms(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about values that are the same, and another form of a function in the candidate."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.status == "same" and row.likely:
+            found.setdefault(row.likely, []).append(row.name)
+    return [f"{some_of(names)} {what}" for what, names in found.items()]
+
+
+def _unshown(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about values whose place another one has, of which nothing shows whether that is right."""
+    missing = (row for row in rows if row.family == ACTIVATION and row.status == "missing" and row.likely)
+    return [f"{quoted(row.name)} {row.likely}" for row in missing]
 
 
 def of_products(products: str) -> str:
