@@ -50,7 +50,7 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     laid_out = with_positions_in_order(dumps, with_layouts(dumps, read, mapper, order))
     laid_out = with_example_order(dumps, laid_out, order)
     matched, repeated = with_repeats(dumps, laid_out)
-    matched, sliced = with_read_slices(dumps, matched)
+    matched, sliced = with_read_slices(dumps, matched, order)
     return Pairing(
         matched=tuple(each for each in matched if each.ref in selected),
         inverse=tuple(each for each in (*pairing.inverse, *repeated, *sliced) if _is_selected(selection, each)),

@@ -78,3 +78,48 @@ def test_a_fault_of_a_shuffled_port_is_told_at_its_layer(sizes: tuple[int, int, 
     found = gs.compare(*_pair(sizes, "activation", tokens_first=tokens_first))
     assert found.verdict == "different"
     assert "Forward first differs at `out`" in found.sentence, found.sentence
+
+
+class _Causal(nn.Module):
+    """Convolutions that are padded at both ends, whose last results are cut off."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv1d(width, width, 3, padding=2) for _ in range(2))
+        self.out = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            x = torch.tanh(layer(x)[:, :, :-2])
+        return self.out(x.mean(2))
+
+
+@pytest.mark.parametrize("fault", ["", "activation"])
+@pytest.mark.parametrize(("examples", "width", "steps"), [(5, 6, 9), (5, 5, 5)])
+def test_a_shuffled_port_that_pads_at_one_end_is_compared(examples: int, width: int, steps: int, fault: str) -> None:
+    torch.manual_seed(1)
+    module, x = _Causal(width), torch.randn(examples, width, steps)
+    reference = capture(module, lambda y: y.square().mean(), x)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    weights = {
+        name: {"kernel": state[f"{name}.weight"].T.copy(), "bias": state[f"{name}.bias"]}
+        for name in ("first", "second", "out")
+    }
+
+    def loss(v: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                kernel, layouts = v[name]["kernel"], ("NWC", "WIO", "NWC")
+                x = jax.lax.conv_general_dilated(x, kernel, (1,), [(2, 0)], dimension_numbers=layouts) + v[name]["bias"]
+            x = (jnp.sin if fault and name == "first" else jnp.tanh)(x)
+        with jax.named_scope("out"):
+            y = x.mean(1) @ v["out"]["kernel"] + v["out"]["bias"]
+        return jnp.square(y).mean()
+
+    order = np.random.default_rng(2).permutation(examples)
+    with jax.numpy_rank_promotion("allow"):
+        port = gs.capture(loss, weights, {"x": x.numpy()[order].swapaxes(1, 2).copy()}, origins=False)
+    found = gs.compare(reference, port)
+    assert found.verdict == ("different" if fault else "same"), found.sentence
+    assert not fault or "Forward first differs at `second`" in found.sentence, found.sentence

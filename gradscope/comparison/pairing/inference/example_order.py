@@ -85,7 +85,7 @@ def with_example_order(dumps: Dumps, matches: Sequence[Match], order: Order) -> 
     order = order or _order_inside(dumps, inputs, matches)
     if not order:
         return tuple(matches)
-    return tuple(_ordered(dumps, match, order) for match in matches)
+    return tuple(in_order(dumps, match, order) for match in matches)
 
 
 def _order(dumps: Dumps, inputs: Sequence[Match]) -> Order:
@@ -197,8 +197,17 @@ def _arrays(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     return (ref, cand) if ref.shape == cand.shape else None
 
 
-def _ordered(dumps: Dumps, match: Match, order: tuple[int, ...]) -> Match:
-    """Returns a match with the order of the examples where its tensors agree better so."""
+def in_order(dumps: Dumps, match: Match, order: Order) -> Match:
+    """Returns a match with the order of the examples where its tensors agree better so.
+
+    Args:
+        dumps: The dumps of the match.
+        match: The match, with its layout.
+        order: The index in the candidate of each example of the reference.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
     shape = dumps.ref.entry(match.ref).shape
     if split_key(match.ref)[0] not in _OF_BATCHES or not any(_divides(len(order), size) for size in shape):
         return match

@@ -19,9 +19,11 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.example_orders import Order
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, agreeing_layouts, differ_by_ones
 from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split, Transpose
 from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.inference.example_order import in_order
 from gradscope.comparison.pairing.inference.layout_search import likeliness
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, dtype_class
@@ -74,18 +76,21 @@ class _Cut:
         return reduce(lambda arrays, step: step.apply(arrays), self.steps, [array])[self.part]
 
 
-def with_read_slices(dumps: Dumps, matches: Sequence[Match]) -> tuple[tuple[Match, ...], tuple[Match, ...]]:
+def with_read_slices(
+    dumps: Dumps, matches: Sequence[Match], order: Order
+) -> tuple[tuple[Match, ...], tuple[Match, ...]]:
     """Returns the matches with recipes of the slices that are read, and inverse ones where the reference has more.
 
     Args:
         dumps: The dumps of the matches.
         matches: The matches, with their layouts.
+        order: The index in the candidate of each example of the reference; empty where it is the same.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     pairs = {_names(match): match for match in matches if split_key(match.ref)[0] in _GRADIENTS}
-    slices = dict(_slices(dumps, matches, pairs))
+    slices = dict(_slices(dumps, matches, pairs, order))
     kept: list[Match] = []
     inverse: list[Match] = []
     for match in matches:
@@ -96,21 +101,25 @@ def with_read_slices(dumps: Dumps, matches: Sequence[Match]) -> tuple[tuple[Matc
             inverse.append(replace(match, ref=match.cand, recipe=replace(found.recipe, keys=(match.ref,))))
         else:
             kept.append(replace(match, recipe=replace(found.recipe, keys=(match.cand,))))
+    if order and slices:
+        kept = [in_order(dumps, each, order) if _names(each) in slices else each for each in kept]
+        turned = Dumps(ref=dumps.cand, cand=dumps.ref)
+        inverse = [in_order(turned, each, _inverse(order)) for each in inverse]
     return tuple(kept), tuple(inverse)
 
 
 def _slices(
-    dumps: Dumps, matches: Sequence[Match], gradients: Mapping[_Names, Match]
+    dumps: Dumps, matches: Sequence[Match], gradients: Mapping[_Names, Match], order: Order
 ) -> Iterator[tuple[_Names, _Slice]]:
     for match in matches:
         gradient = gradients.get(_names(match))
         if split_key(match.ref)[0] not in _VALUES or match.matched_by == "map" or gradient is None:
             continue
-        if match.recipe.plain and gradient.recipe.plain and (found := _slice(dumps, match)) is not None:
+        if match.recipe.plain and gradient.recipe.plain and (found := _slice(dumps, match, order)) is not None:
             yield _names(match), found
 
 
-def _slice(dumps: Dumps, match: Match) -> _Slice | None:
+def _slice(dumps: Dumps, match: Match, order: Order) -> _Slice | None:
     """Returns which slice of one value the other one is; None where it is none, and where both have one size."""
     one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
     if not comparable(one.dtype, other.dtype) or dtype_class(other.dtype) != "float":
@@ -130,7 +139,8 @@ def _slice(dumps: Dumps, match: Match) -> _Slice | None:
     orders = _orders(cut, shape)
     if len(orders) > 1:
         known = source.has_tensor(key) and small.has_tensor(small_key)
-        orders = _agreeing(cut.of(source.array(key)), small.array(small_key), orders) if known else orders[:1]
+        moved = order if of_ref else _inverse(order)
+        orders = _agreeing(cut.of(source.array(key)), small.array(small_key), orders, moved) if known else orders[:1]
     if orders:
         turned = orders[0] != tuple(range(len(shape)))
         return _Slice(of_ref, cut.recipe(key, *((Transpose(orders[0]),) if turned else ())))
@@ -177,10 +187,24 @@ def _orders(cut: _Cut, shape: Shape) -> tuple[Shape, ...]:
     return tuple(sorted(found, key=lambda order: (order == axes, likeliness(order)), reverse=True))
 
 
-def _agreeing(cut: Array, small: Array, orders: Sequence[Shape]) -> tuple[Shape, ...]:
-    """Returns the orders in which two values agree; all of them where they agree in none."""
+def _agreeing(cut: Array, small: Array, orders: Sequence[Shape], moved: Order) -> tuple[Shape, ...]:
+    """Returns the orders in which two values agree; all of them where they agree in none.
+
+    Args:
+        cut: The slice of the larger value.
+        small: The other value.
+        orders: The possible orders of the slice's axes.
+        moved: Where the other value has each example of the larger one; empty where both are in one order.
+    """
     layouts = [AxisLayout(cut.shape, order, small.shape) for order in orders]
-    return tuple(layout.axes for layout in agreeing_layouts(small, cut, layouts)) or tuple(orders)
+    axes = [axis for axis, size in enumerate(small.shape) if moved and size == len(moved)]
+    read = (agreeing_layouts(each, cut, layouts) for each in (small.take(moved, axis) for axis in axes))
+    found = next(filter(None, read if axes else [agreeing_layouts(small, cut, layouts)]), ())
+    return tuple(layout.axes for layout in found) or tuple(orders)
+
+
+def _inverse(order: Order) -> Order:
+    return tuple(np.argsort(order).tolist())
 
 
 def _names(match: Match) -> _Names:
