@@ -81,9 +81,8 @@ def _hint_on_neighbours(path: Path) -> str:
     folder, names = str(path).removesuffix(path.name), python_files(path.parent)
     if near := near_files(path.name, names):
         return did_you_mean(f"{folder}{name}" for name in near)
-    if not names:
-        return f"{path.parent} has no Python file"
-    return f"{path.parent} has {some_of(names)}"
+    where = "this folder" if path.parent == Path() else path.parent
+    return f"{where} has {some_of(names) if names else 'no Python file'}"
 
 
 def _existing_file(path: Path) -> Path:

@@ -43,7 +43,7 @@ def test_a_full_traceback_is_shown_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "says", "hint"),
     [
-        ("no.py", "there is no file no.py", "did you mean model.py?"),
+        ("no.py", "there is no file no.py", "this folder has model.py"),
         ("resnet", "there is no file, module or zoo model called 'resnet'", "did you mean resnet50?"),
         ("model.py:los", "model.py has no 'los'", "did you mean loss?"),
         (

@@ -257,3 +257,17 @@ def test_a_fault_of_a_port_in_another_layout_is_told_in_another_order_of_the_exa
     found = gs.compare(_channels_first(), _channels_last(fault))
     assert found.verdict == "different"
     assert f"Forward first differs at `{fault}`" in found.sentence, found.sentence
+
+
+def test_batches_with_other_random_keys_are_compared() -> None:
+    def captured(seed: int) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            noise = jax.vmap(lambda key: jax.random.normal(key, (WIDTH,)))(batch["keys"])
+            return jnp.square((batch["x"][:, 0] + noise) @ weights["in"]).mean()
+
+        keys = jax.random.split(jax.random.key(seed), EXAMPLES)
+        return gs.capture(loss, {"in": WEIGHTS["in"]}, {"x": BATCH["x"], "keys": keys}, origins=False)
+
+    found = gs.compare(captured(0), captured(1))
+    assert found.verdict == "different"
+    assert "The runs start from different inputs (`keys`)" in found.sentence
