@@ -65,7 +65,7 @@ def _other_forms(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def _unshown(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about values whose place another one has, of which nothing shows whether that is right."""
+    """Returns clauses about values that are in another order, of which nothing shows whether that is right."""
     missing = (row for row in rows if row.family == ACTIVATION and row.status == "missing" and row.likely)
     return [f"{quoted(row.name)} {row.likely}" for row in missing]
 

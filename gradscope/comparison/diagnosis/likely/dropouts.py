@@ -125,7 +125,8 @@ def dropout_between(ref: Array, cand: Array) -> Dropout | None:
 def share_of_other_mask(ref: Array, cand: Array) -> float | None:
     """Returns the share that two dropouts of one value drop, each by a mask of its own; None where they are none.
 
-    What both keep is the same, and what one keeps the other drops as often as the other way round.
+    What both keep is the same, and of what one keeps the other drops the share that it drops of all: what is zero
+    before, as of one-hot vectors or behind a rectifier, would be zero in both.
 
     Args:
         ref: The value of the reference, `[examples, ...]`.
@@ -140,8 +141,9 @@ def share_of_other_mask(ref: Array, cand: Array) -> float | None:
     shares = [1 - np.count_nonzero(both) / number for number in numbers]
     share, draws = sum(shares) / 2, _draws(kept[0], kept[0] | kept[1])
     deviation = math.sqrt(share * (1 - share) / draws)
-    is_drawn = min(shares) * draws >= _FEWEST_DROPPED and abs(shares[0] - shares[1]) <= _DEVIATIONS * deviation
-    return share if is_drawn else None
+    everywhere = [1 - float(np.mean(each)) for each in kept]
+    alike = all(abs(each - share) <= _DEVIATIONS * deviation for each in (*shares, *everywhere))
+    return share if alike and min(shares) * draws >= _FEWEST_DROPPED else None
 
 
 def _is_random(values: Array, kept: Array) -> bool:

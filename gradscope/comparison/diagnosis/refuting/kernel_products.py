@@ -27,6 +27,9 @@ _MOST_ELEMENTS: Final = 1 << 17
 #: Two values whose `1-cos` is no larger are multiples of each other.
 _PARALLEL: Final = 1e-8
 
+#: The share of its tolerance by which a value differs from its counterpart by more than rounding.
+_FAINT: Final = 0.1
+
 #: The number of axes of the kernel of a dense layer.
 _OF_DENSE: Final = 2
 
@@ -176,22 +179,27 @@ class ProductPairs:
         own, others = ({key_of(PARAM, name) for name in layer.params} for layer in layers)
         return any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
 
-    def are_of_one_layer(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
+    def are_of_one_layer(self, match: Match, rows: Mapping[str, ComparisonRow], trace: float) -> bool:
         """Returns whether both values are of one layer, however small the trace is that their difference leaves.
 
         Args:
             match: The pair.
             rows: The rows of pairs, by the reference's keys.
-            shows: Whether something that is computed from the values differs.
+            trace: The largest error of what is compared next behind the values.
         """
-        in_other_units = shows and _is_multiple(rows[match.ref]) and self.use_one_kernel(match)
-        return in_other_units or self.are_of_one_kernel(match) or self._share_convolution(match, rows, shows=shows)
+        if self.are_of_one_kernel(match):
+            return True
+        limit = rows[match.ref].tolerance or 0.0
+        if trace > limit and _is_multiple(rows[match.ref]) and self.use_one_kernel(match):
+            return True
+        return trace > _FAINT * limit and self._share_convolution(match, rows, shows=trace > limit)
 
     def _share_convolution(self, match: Match, rows: Mapping[str, ComparisonRow], *, shows: bool) -> bool:
         """Returns whether both layers read what is paired, and have the same parameters, among them a kernel of taps.
 
         Where a step inside is no convolution, it has no parameters: the values belong to one layer all the same. So
-        it is where they differ that is told, if anything behind shows that they do, or the kernel's gradient.
+        it is where they differ that is told, if what is behind shows it, or faintly, with the kernel's gradient. Where
+        all that is behind agrees, the gradient differs by a fault farther on.
         """
         layers = self._layers(match)
         if not self.use_one_kernel(match) or not self._inputs.share(match.ref, match.cand):

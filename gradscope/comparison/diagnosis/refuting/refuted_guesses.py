@@ -31,7 +31,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
 from gradscope.comparison.diagnosis.refuting.apart.other_operations import other_operations
-from gradscope.comparison.diagnosis.refuting.apart.pair_values import carries_difference
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import are_rearranged, carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
 from gradscope.comparison.diagnosis.refuting.behind.errors_behind import (
@@ -63,8 +63,8 @@ _GUESSES: Final = ("order", "path")
 #: What a gradient is of which nothing that is computed from it shows that it differs.
 _TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
-#: What is said of a value whose place another one has in the candidate.
-_UNSHOWN: Final = "differs from `{}`, which has its place, and nothing that is computed from either does"
+#: What is said of a value whose elements are in another order in the candidate, as if in a layout that none explains.
+_UNSHOWN: Final = "has the values of `{}` in another order, and nothing that is computed from either shows it"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10.0
@@ -178,7 +178,7 @@ def _without_refuted_values(
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = found is not None and found.applied is False and shows
         kept = proven or match.ref in borne_out or match.ref in unclear
-        kept = kept or (not inherited and products.are_of_one_layer(match, rows, shows=shows))
+        kept = kept or (not inherited and products.are_of_one_layer(match, rows, traces[match.ref]))
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
@@ -190,7 +190,7 @@ def _without_refuted_values(
                 errors.replace(match.ref, other.error)
         else:
             errors.drop(match.ref)
-            if found is None:
+            if found is None and are_rearranged(dumps, match):
                 related[match.ref] = _UNSHOWN.format(printable(split_key(match.cand)[1]))
             shifted = found is not None and found.shifted
             totals += [match] if shifted else []

@@ -113,12 +113,15 @@ def _beside(dumps: Dumps, unmatched: Pairing, family: str) -> Iterator[Match]:
     left = _by_scope(dumps.ref, unmatched.only_ref, family), _by_scope(dumps.cand, unmatched.only_cand, family)
     known = (match for match in unmatched.matched if split_key(match.ref)[0] == family)
     scopes = dict.fromkeys((match.ref.rpartition("/")[0], match.cand.rpartition("/")[0]) for match in known)
+    used: set[str] = set()
     for scope, other_scope in scopes:
         others = left[1].get(other_scope, {})
         for shape, keys in left[0].get(scope, {}).items():
-            counterparts = others.get(shape, ())
-            if len(keys) == len(counterparts) == 1 and _may_be_one(dumps, keys[0], counterparts[0]):
-                yield Match.of(keys[0], counterparts[0], "order")
+            found = (*keys, *others.get(shape, ()))
+            # Where values have paired the state of one layer with that of several, the first of them has what is left.
+            if len(keys) == 1 and len(found) == 2 and used.isdisjoint(found) and _may_be_one(dumps, *found):
+                used |= {*found}
+                yield Match.of(*found, "order")
 
 
 def _may_be_one(dumps: Dumps, one: str, other: str) -> bool:

@@ -21,6 +21,9 @@ from gradscope.naming import gradient_key
 _NOTICED: Final = 1e-3
 _ROUNDINGS: Final = 20
 
+#: The relative error up to which elements in another order are the same.
+_REARRANGED: Final = 1e-5
+
 #: The largest relative error of a difference that a sum carries on, which has the rounding of the sum.
 _CARRIED: Final = 0.05
 
@@ -29,6 +32,15 @@ def both(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both tensors of a pair in the layout of the reference; None where there are none of one shape."""
     one, other = FloatTensors(dumps.ref).tensor(match.ref), FloatTensors(dumps.cand).made(match.recipe)
     return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+
+def are_rearranged(dumps: Dumps, match: Match) -> bool:
+    """Returns whether both values have the same elements, but for rounding, in another order; a constant has none."""
+    values = both(dumps, match)
+    if values is None or not values[0].size or values[0].min() == values[0].max():
+        return False
+    one, other = (np.sort(each, axis=None) for each in values)
+    return bool(np.linalg.norm(one - other) <= _REARRANGED * np.linalg.norm(one))
 
 
 def is_noticed(dumps: Dumps, match: Match, products: Array, axes: tuple[int, ...] | None = None) -> bool:
