@@ -1,7 +1,12 @@
-"""States that the updates of a run hardly move some of its parameters, and move others, as where gradients vanish."""
+"""States that the updates of a run hardly move some of its layers, and move others, as where gradients vanish.
+
+A layer is moved as much as the one of its parameters that is moved most: gradients that vanish do so for all of them.
+The gradient of one alone may be nothing but rounding, as that of a bias which a normalisation or a softmax cancels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +18,7 @@ from gradscope.history.views.family_series import series_of
 
 #: The fewest recorded steps that say so.
 _FEWEST: Final = 3
-#: How many times as much the parameters are moved that are moved most. Layers of a network that learns are within a
+#: How many times as much the layers are moved that are moved most. Layers of a network that learns are within a
 #: factor of some hundreds of each other, with every usual optimizer.
 _TIMES: Final = 1e4
 
@@ -23,7 +28,7 @@ class UnevenUpdates:
     """`UnevenUpdates` are the updates of the parameters that did not begin at zero.
 
     Attributes:
-        least: The parameter that is moved least, of those that a gradient reaches.
+        least: The parameter that is moved most of the layer that is moved least, of those that a gradient reaches.
         least_share: The norm of its update over its own, in the median of the recorded steps.
         most: The parameter that is moved most.
         most_share: The same of it.
@@ -52,9 +57,20 @@ def uneven_updates(history: History) -> UnevenUpdates | None:
         if name in updates and updates[name].shape == param.shape and len(param) >= _FEWEST and (param > 0).all()
     }
     moved = {name: share for name, share in shares.items() if 0 < share < np.inf}
+    moved = _most_of_layers(moved)
     if len(moved) < 2:
         return None
     least, most = min(moved, key=lambda name: moved[name]), max(moved, key=lambda name: moved[name])
     if moved[most] < _TIMES * moved[least]:
         return None
     return UnevenUpdates(least=least, least_share=moved[least], most=most, most_share=moved[most])
+
+
+def _most_of_layers(moved: Mapping[str, float]) -> dict[str, float]:
+    """Returns, of each layer's parameters, the one that is moved most."""
+    layers: dict[str, str] = {}
+    for name, share in moved.items():
+        layer = name.rpartition("/")[0] or name  # of a function of plain weights, each is its own
+        if layer not in layers or share > moved[layers[layer]]:
+            layers[layer] = name
+    return {name: moved[name] for name in layers.values()}

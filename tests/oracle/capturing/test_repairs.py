@@ -36,6 +36,10 @@ def probabilities(w: Any, x: Any) -> Any:
     return p / p.sum(-1, keepdims=True)
 
 
+def one_hot(x: Any) -> Any:
+    return jax.nn.one_hot(x[:, 1].astype(jnp.int32), 3)
+
+
 def entropy(log: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     def loss(w: Any, x: Any) -> Any:
         p = probabilities(w, x)
@@ -138,6 +142,15 @@ CASES = {
     "log of each example's share": Case(
         repairs.LOG_SOFTMAX, lambda w, x: jnp.log(share_of_class(jax.nn.softmax(200 * x * w))).sum(),
         lambda w, x: share_of_class(jax.nn.log_softmax(200 * x * w)).sum(),
+    ),
+    "log of each example's share by a product with one_hot": Case(
+        repairs.LOG_SOFTMAX, lambda w, x: jnp.log((jax.nn.softmax(200 * x * w) * one_hot(x)).sum(-1)).sum(),
+        lambda w, x: (jax.nn.log_softmax(200 * x * w) * one_hot(x)).sum(),
+    ),
+    "log of each example's share by einsum": Case(
+        repairs.LOG_SOFTMAX,
+        lambda w, x: jnp.log(jnp.einsum("bc,bc->b", jax.nn.softmax(200 * x * w), one_hot(x))).sum(),
+        lambda w, x: jnp.einsum("bc,bc->b", jax.nn.log_softmax(200 * x * w), one_hot(x)).sum(),
     ),
     "log of the share of one class": Case(
         repairs.LOG_SOFTMAX, lambda w, x: jnp.log(jax.nn.softmax(200 * x * w)[:, 1]).sum(),

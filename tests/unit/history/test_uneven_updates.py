@@ -40,7 +40,10 @@ def read(folder: Path, shares: dict[str, float], *, slope: float = 0.0) -> Learn
         ({"0/w": 0.5, "1/w": 1e-2, "2/w": 2e-5}, "; the update of 2/w is 2e-05 of it, and that of 0/w 0.5, as"),
         ({"0/w": 2e-5, "1/w": 1e-4, "2/w": 0.025}, None),
         ({"0/w": 0.0, "1/w": 1e-4, "2/w": 0.025}, None),  # a frozen one has no gradient
+        ({"w0": 2e-7, "w1": 0.025}, "; the update of w0 is 2e-07 of it, and that of w1 0.025, as"),
         ({"0/w": 2e-7}, None),
+        ({"0/w": 1e-3, "0/b": 2e-8, "1/w": 0.025}, None),  # the gradient of the bias is rounding
+        ({"0/w": 2e-7, "0/b": 2e-8, "1/w": 0.025}, "; the update of 0/w is 2e-07 of it, and that of 1/w 0.025, as"),
     ],
 )
 def test_what_is_moved_least_and_most_is_told(shares: dict[str, float], told: str | None, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradscope.capturing.explain.nonfinite.causes.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
@@ -47,7 +47,19 @@ def _selected_from(values: Sequence[ValueAt], operations: Operations) -> list[Va
             for selection in operations.made_by([value], primitive):
                 operands = selection.values if primitive == "select_n" else selection.values[:1]
                 found += [each for each in operands if each not in found]
+        found += [each for each in _weighted_by_labels(value, operations) if each not in found]
     return found
+
+
+def _weighted_by_labels(value: ValueAt, operations: Operations) -> Iterator[ValueAt]:
+    """Yields what a value is the sum of, weighted by rows of `one_hot`: the share of each example's class."""
+    products = operations.made_by([value], "dot_general")
+    for total in operations.made_by([value], "reduce_sum"):
+        products += operations.made_by(total.values, "mul")
+    for product in products:
+        labels = [each for each in product.values if operations.made_by([each], "eq")]
+        if labels:
+            yield from (each for each in product.values if each not in labels)
 
 
 def _is_x_log_x(operation: Operation, operations: Operations) -> bool:
