@@ -26,7 +26,9 @@ from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState
 
 
-def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, facts: Mapping[str, Json]) -> Manifest:
+def save_step(
+    model: Model, state: TrainState, batch: Any, *, folder: Path, facts: Mapping[str, Json], timings: Timings
+) -> Manifest:
     """Saves a step: the state before it, its batch, and a dump with statistics and origins.
 
     Args:
@@ -35,6 +37,7 @@ def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, fact
         batch: Its batch, whole on each device.
         folder: Where to; it is made.
         facts: What the manifests state about the run.
+        timings: Receives the seconds of each phase of the dump.
 
     Returns:
         The manifest of the dump.
@@ -47,12 +50,13 @@ def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, fact
         folder.mkdir(exist_ok=True)
     save_state(folder / "state.npz", state, None, facts)
     _save_batch(folder / "batch.npz", batch, facts)
-    return save_dump(model, state, batch, path=folder / "dump.npz", facts=facts, tensors=False)
+    return save_dump(model, state, batch, path=folder / "dump.npz", facts=facts, timings=timings, tensors=False)
 
 
 def save_dump(
-    model: Model, state: TrainState, batch: Any, *, path: Path, facts: Mapping[str, Json], tensors: bool = True
-) -> Manifest:
+    model: Model, state: TrainState, batch: Any, *, path: Path, facts: Mapping[str, Json], timings: Timings,
+    tensors: bool = True,
+) -> Manifest:  # fmt: skip
     """Saves a dump of the loss of a step, as `gradscope dump` would; of several processes, one runs it by itself.
 
     Args:
@@ -61,6 +65,7 @@ def save_dump(
         batch: Its batch, whole on each device.
         path: The file; one that exists is replaced.
         facts: What the manifest states about the run.
+        timings: Receives the seconds of each phase.
         tensors: Whether it has the tensors, too, beside their statistics.
 
     Raises:
@@ -71,7 +76,7 @@ def save_dump(
     values = (state.variables, batch)
     arguments = Arguments.of(*(in_this_process(values) if is_shared() else values))
     with DumpWriter(path, force=True) as writer:
-        return dump_model(model, arguments, request, writer, Timings())
+        return dump_model(model, arguments, request, writer, timings)
 
 
 def _save_batch(path: Path, batch: Any, facts: Mapping[str, Json]) -> None:

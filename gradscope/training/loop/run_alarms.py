@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from gradscope.capturing.timings import Timings
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
@@ -47,6 +48,7 @@ class RunAlarms:
         writes: Whether this process is the one that writes the run.
         facts: What manifests state about the run.
         notify: Called with a line about what was done.
+        phase: Called with the name of each phase of a dump that says where an alarm began.
         events: The event file, to which alarms are written, too; None for none.
 
     Attributes:
@@ -58,7 +60,7 @@ class RunAlarms:
         self, model: Model, folder: RunFolder, history: RunHistory, programs: StepPrograms, *,
         is_observed: Callable[[int], bool], has_histograms: Callable[[int], bool],
         on_alarm: OnAlarm, keep: int, writes: bool, facts: Mapping[str, Json],
-        notify: Callable[[str], None], events: EventFile | None,
+        notify: Callable[[str], None], phase: Callable[[str], None], events: EventFile | None,
     ) -> None:  # fmt: skip
         self._model = model
         self._folder = folder
@@ -72,6 +74,7 @@ class RunAlarms:
         self._writes = writes
         self._facts = facts
         self._notify = notify
+        self._phase = phase
         self._ring = StateRing(_KEEP_EVERY)
         self._sizes: dict[str, int] = {}
         self._unreached: dict[str, str] = {}
@@ -194,7 +197,8 @@ class RunAlarms:
         if not self._writes:
             return alarms
         folder = alarm_path(self._folder.path, number)
-        dump = save_step(self._model, state, batch, folder=folder, facts={**self._facts, **alarm_facts(alarms)})
+        dump = save_step(self._model, state, batch, folder=folder, facts={**self._facts, **alarm_facts(alarms)},
+                         timings=Timings(self._phase))  # fmt: skip
         named = [explained(each, dump) for each in alarms]
         write_alarms(folder, named, loss=dump.loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):

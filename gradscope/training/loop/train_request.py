@@ -66,6 +66,7 @@ class TrainRequest:
         keep_alarms: How many folders of alarms are kept.
         stop: Returns the number of the signal for which the run is to stop after the present step, or 0.
         progress: Called after each step with its number and its numbers.
+        phase: Called with the name of each phase of a dump that the run makes.
         notify: Called with a line about each alarm.
     """
 
@@ -91,6 +92,7 @@ class TrainRequest:
     keep_alarms: int = 3
     stop: Callable[[], int] = lambda: 0
     progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
+    phase: Callable[[str], None] = lambda _name: None
     notify: Callable[[str], None] = lambda _line: None
 
     def is_profiled(self, number: int) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gradscope.capturing.timings import Timings
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
@@ -137,8 +138,8 @@ class _Loop:
         self._again: dict[int, Any] = {}
         self._alarms = RunAlarms(
             request.model, folder, history, programs, is_observed=self._is_on_a_clock,
-            has_histograms=self._has_histograms, on_alarm=request.on_alarm, keep=request.keep_alarms,
-            writes=request.processes.writes, facts=request.facts, notify=request.notify, events=events,
+            has_histograms=self._has_histograms, on_alarm=request.on_alarm, keep=request.keep_alarms, events=events,
+            writes=request.processes.writes, facts=request.facts, notify=request.notify, phase=request.phase,
         )  # fmt: skip
         self._noise = NoiseMeasurement(
             request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
@@ -194,7 +195,8 @@ class _Loop:
             replicated = self._programs.everywhere(batch)
             if request.processes.writes:
                 path = dump_path(self._folder.path, number)
-                save_dump(request.model, self._state, replicated, path=path, facts=request.facts)
+                facts, timings = request.facts, Timings(request.phase)
+                save_dump(request.model, self._state, replicated, path=path, facts=facts, timings=timings)
         trace = trace_path(self._folder.path, number) if request.is_profiled(number) else None
         with profiled(trace, (self._state, batch)) as wait, user_code(f"running {request.model.name}"):
             taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)

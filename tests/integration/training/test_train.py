@@ -17,6 +17,7 @@ import pytest
 
 import gradscope as gs
 import models
+from gradscope.cli.running.terminal.progress import Progress
 from tests.integration.command import Finished, gradscope, in_terminal
 from tests.integration.training.trained import contents, rows, write_files
 
@@ -319,6 +320,15 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     unchecked = gradscope("train", "to_nan.py", *options, "--no-check-numerics", "-q", "-o", "on", folder=tmp_path)
     assert unchecked.status == 0
     assert (tmp_path / "on" / "state-000050.npz").exists()
+
+
+def test_a_terminal_shows_what_the_search_for_a_nan_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path)
+    shown: list[str] = []
+    monkeypatch.setattr(Progress, "phase", lambda _, name: shown.append(name))
+    gradscope("train", "to_nan.py", "--optimizer", "sgd(0.3)", "--steps", 50, "-o", "run", folder=tmp_path)
+    assert shown[0] == "compile"
+    assert "search for the origin" in shown[1:]
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def _trained(
             saving=record_options.saving(), check_numerics=record_options.check_numerics,
             is_dumped=record_options.dumped(steps), on_alarm=record_options.on_alarm.value,
             keep_alarms=record_options.keep_alarms, notify=notify, options=chosen,
-            facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown,
+            facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown, phase=progress.phase,
         )  # fmt: skip
         with options.working_in(start):
             opened_folder = opened(
