@@ -37,6 +37,9 @@ class KernelLayer:
         gradient: The gradient with respect to the output; None where there is none.
         gain: The factor by which the weights change the root mean square, without the bias; None where it is not
             theirs alone, as in a layer that ends in an activation function or has several kernels.
+        expected_gain: The factor by which its kernel changes the l2 norm of a gradient on its way back, as far as the
+            weights are random: r sqrt(n), where an output is made with n of them, of a root mean square r. It is 1 for
+            n weights of deviation 1 / sqrt(n). None where the layer has several kernels.
         whole: The names of the kernels that it applies as they are, and not by a part for each iteration of a loop.
     """
 
@@ -45,6 +48,7 @@ class KernelLayer:
     kernels: tuple[Entry, ...]
     gradient: Entry | None
     gain: float | None
+    expected_gain: float | None
     whole: frozenset[str]
 
 
@@ -128,6 +132,7 @@ def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, in
         kernels=kernels,
         gradient=None if gradient is None or gradient.absent else gradient,
         gain=_gain(layer, output, [each for each in params if each != kernels[0]]) if len(kernels) == 1 else None,
+        expected_gain=_expected_gain(kernels[0], shapes[kernels[0].name], output) if len(kernels) == 1 else None,
         whole=frozenset(each.name for each in kernels if shapes[each.name] == each.shape),
     )
 
@@ -143,6 +148,16 @@ def _own_shape(shape: tuple[int, ...], around: Sequence[int]) -> tuple[int, ...]
 def _is_kernel(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:
     mixing = len(shape) > 1 and math.prod(shape[:-1]) > 1
     return mixing and shape != output[1:][-len(shape) :]
+
+
+def _expected_gain(kernel: Entry, shape: tuple[int, ...], output: Entry) -> float | None:
+    """Returns the factor that a kernel of random elements has, of an own shape; None where its axes are not known."""
+    # The axes of the outputs are the last, as in JAX, or the first, as in PyTorch and Equinox.
+    outputs = next(
+        (shape[-axes:] for axes in range(len(shape) - 1, 0, -1) if shape[-axes:] == output.shape[-axes:]), ()
+    )
+    outputs = outputs or (shape[:1] if shape[0] in output.shape[1:] else ())
+    return column(kernel, "rms") * math.sqrt(math.prod(shape) / math.prod(outputs)) if outputs else None
 
 
 def _gain(layer: Layer, output: Entry, biases: Sequence[Entry]) -> float | None:

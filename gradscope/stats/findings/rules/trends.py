@@ -10,6 +10,10 @@ first; but what only the first ones show is not learned. A tanh recurrence of 16
 gradient shrinks 5,000 times over 20 steps, was no better than chance at the label of the first step after 1,500 steps
 of Adam, and learned it over 10 steps.
 
+What changes the gradient is told of a model as it begins. A kernel of n random weights per output, of a root mean
+square r, changes the norm of a gradient by r sqrt(n). Where that is the trend, the kernels are why; where it is 1, what
+is between them is.
+
 A gradient that is lost *at once*, between two such layers, is no trend. Small ones are usual, as behind a gate that is
 nearly closed. One that neither SGD nor Adam can use is a fault.
 
@@ -61,6 +65,13 @@ _BOUND_THE_STATE: Final = (
     "draw the recurrent kernel orthogonal, use a cell with gates (LSTM, GRU) or a tanh, clip the gradient's norm, take "
     "shorter sequences, lower the learning rate"
 )
+#: The part of a trend up to which the kernels have no part in it, and up to the rest of which they are not all of it.
+_SHARE: Final = 0.25
+#: What is said of functions whose derivative is below 1.
+_DERIVATIVES: Final = {
+    "logistic": "a sigmoid, whose derivative is at most 0.25",
+    "tanh": "tanh, whose derivative is below 1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,8 @@ def vanishing(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
     found = trend([math.log10(_norm(gradient)) for gradient in gradients])
     if found is not None and found.rises(-math.log10(thresholds.vanishing)):
         worst, steps = min(_first_third(gradients), key=_norm), _are_steps(layers)
-        made = suspect("vanishing", worst, _sentence("shrinks", found, len(gradients), steps), gradients)
+        why = _sentence("shrinks", found, len(gradients), steps) + _reason(evidence, layers, found.slope)
+        made = suspect("vanishing", worst, why, gradients)
         yield _with_repair(made, _KEEP_THE_STATE) if steps else made
     else:
         yield from _lost_at_once(evidence)
@@ -148,7 +160,8 @@ def exploding(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
     found = trend([-math.log10(_norm(gradient)) for gradient in gradients])
     if found is not None and found.rises(math.log10(thresholds.exploding)):
         worst, steps = max(_first_third(gradients), key=_norm), _are_steps(layers)
-        made = suspect("exploding", worst, _sentence("grows", found, len(gradients), steps), gradients)
+        why = _sentence("grows", found, len(gradients), steps) + _reason(evidence, layers, -found.slope)
+        made = suspect("exploding", worst, why, gradients)
         yield _with_repair(made, _BOUND_THE_STATE) if steps else made
 
 
@@ -183,6 +196,41 @@ def _sentence(what: str, found: Trend, layers: int, steps: bool) -> str:
         f"is reached by a gradient that {what} by a factor of {10**found.slope:.3g} from {between} on its way "
         f"back: {_power_of_ten(found.total)} times over {layers} layers"
     )
+
+
+def _reason(evidence: RuleEvidence, layers: Sequence[tuple[KernelLayer, Entry]], slope: float) -> str:
+    """Returns what changes a gradient from layer to layer: the kernels, or what is between them; "" where unknown.
+
+    The kernels do where they change the signal likewise: a normalisation takes their scale out of both.
+
+    Args:
+        evidence: The manifest. Of a trained model, nothing is known: gradients take the directions of large weights.
+        layers: The layers.
+        slope: The decimal logarithm by which the gradient is larger at each layer than at the one before.
+    """
+    gains = [each.expected_gain for each, _ in layers if each.expected_gain]
+    if evidence.is_trained or 2 * len(gains) < len(layers):
+        return ""
+    gain, verb = median(gains), "shrink" if slope > 0 else "grow"
+    of_kernels = -math.log10(gain)
+    share = of_kernels / slope
+    if abs(share) <= _SHARE:
+        function = _bounded_function(evidence, len(layers))
+        between = "what is between them" + (f", as {function}" if function else "")
+        return f"; not by the kernels, which change it by {gain:.3g} each, but by {between}"
+    signal = signal_trend([each for each, _ in layers])
+    if share < 0 or signal is None or -signal.slope / of_kernels < _SHARE:
+        return ""
+    each = f"the kernels {verb} it by {max(gain, 1 / gain):.3g} each"
+    if share < 1 - _SHARE:
+        return f"; {each}, and what is between them by {10 ** abs(slope - of_kernels):.3g}"
+    return f"; {each}: their weights have {gain:.3g} times the rms that keeps it"
+
+
+def _bounded_function(evidence: RuleEvidence, layers: int) -> str:
+    """Returns the words for a function whose derivative is below 1, where it is behind most of the layers; else ""."""
+    uses = Counter(each.site.primitive for each in evidence.of(naming.ACTIVATION))
+    return next((words for name, words in _DERIVATIVES.items() if 2 * uses[name] > layers), "")
 
 
 def _power_of_ten(exponent: float) -> str:
