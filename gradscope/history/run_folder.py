@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -14,9 +13,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.writing.atomic_folder import made_folder
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked, unlock
-from gradscope.dump.storage.writing.target_path import is_one_of
-from gradscope.errors import MachineError, UsageError
+from gradscope.dump.storage.writing.target_path import is_folder, is_one_of
+from gradscope.errors import UsageError
 from gradscope.naming import printable
 
 HISTORY: Final = "history.sqlite"
@@ -104,7 +104,8 @@ def event_files_in(folder: Path) -> list[Path]:
 class RunFolder:
     """A `RunFolder` is locked against other writers as long as the context lasts.
 
-    A folder that was made for it and in which nothing was written, because the request was refused, is removed.
+    Where nothing is in it at the end that was not there before, because the request was refused or failed, neither are
+    its lock and the folders that were made.
 
     Args:
         path: The folder; it is made where it does not exist.
@@ -120,14 +121,15 @@ class RunFolder:
         self.path = path.absolute()  # a model may change the working directory
         self._descriptor: int | None = None
         self._dropped: Any = None
-        exists = _is_folder(path)
-        self._made = writes and exists is None
+        self._made: list[Path] = []
+        self._before: set[str] = set()
+        exists = is_folder(path)
         if not writes:
             return
         if exists is False:
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
-        with machine_errors("write to", path):
-            path.mkdir(parents=True, exist_ok=True)
+        with machine_errors("write to", path), made_folder(self.path) as self._made:
+            self._before = {each.name for each in self.path.iterdir()}
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with machine_errors("lock", path):
@@ -161,8 +163,7 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder."""
         if self._descriptor is not None:
-            if self._made:
-                self._remove_empty()
+            self._remove_unused()
             unlock(self._descriptor)
         self.leave()
 
@@ -175,11 +176,17 @@ class RunFolder:
                 os.close(self._descriptor)
             self._descriptor = None
 
-    def _remove_empty(self) -> None:
+    def _remove_unused(self) -> None:
         with suppress(OSError):
-            if [each.name for each in self.path.iterdir()] == [_LOCK]:
+            if _LOCK not in self._before and not self.added:
                 (self.path / _LOCK).unlink()
-                self.path.rmdir()
+                for each in reversed(self._made):
+                    each.rmdir()
+
+    @property
+    def added(self) -> list[str]:
+        """The names of everything but the lock that was not there when the folder was locked, or cleared."""
+        return sorted({path.name for path in self.path.iterdir()} - self._before - {_LOCK})
 
     @property
     def others(self) -> list[str]:
@@ -212,6 +219,7 @@ class RunFolder:
                 path.unlink()
             for suffix in (*_COMPANIONS, ""):
                 (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
+            self._before &= {each.name for each in self.path.iterdir()}
 
     def keep_states(self, number: int) -> None:
         """Removes all checkpoints but the last so many.
@@ -253,25 +261,6 @@ class RunFolder:
         """Returns the folders that alarms saved, with their steps, in order."""
         found = ((_ALARM.fullmatch(path.name), path) for path in self.path.iterdir())
         return sorted((int(match[1]), path) for match, path in found if match is not None)
-
-
-def _is_folder(path: Path) -> bool | None:
-    """Returns whether a path is that of a folder; None where there is nothing.
-
-    Raises:
-        UsageError: There can be nothing, because a name is too long, or has a NUL character.
-        MachineError: A folder on the way may not be entered.
-    """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        if getattr(error, "errno", None) in {None, errno.ENAMETOOLONG, errno.ELOOP}:
-            raise UsageError(f"cannot write to {printable(str(path))}: {reason}") from error
-        raise MachineError(f"cannot write to {printable(str(path))}: {reason}") from error
-    return path.is_dir()  # a link to nowhere is none
 
 
 def _leave_in_child() -> None:

@@ -87,7 +87,7 @@ def _written(
 ) -> Outcome:
     facts = {**fact_texts(request.facts), **option_facts(request.options)}
     with (
-        leaving_no_empty_run(folder.path),
+        leaving_no_empty_run(folder),
         _event_file(request, folder, beginning.number if resume else None, facts) as events,
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
     ):

@@ -28,6 +28,31 @@ def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
 
 
+@pytest.mark.parametrize("name", ["run", "around/it/run", "full", "empty"])
+def test_a_folder_in_which_nothing_is_written_is_as_it_was(tmp_path: Path, name: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with RunFolder(tmp_path / name) as folder:
+        assert folder.added == []
+    assert sorted(tmp_path.rglob("*")) == before
+    with RunFolder(tmp_path / name) as folder:
+        (folder.path / HISTORY).touch()
+        assert folder.added == [HISTORY]
+    assert (tmp_path / name / ".lock").exists()
+
+
+def test_a_lock_that_cannot_be_made_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(MachineError, match=r"cannot write to .*run: No space left"):
+        RunFolder(tmp_path / "around" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_nowhere_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="run is not a folder"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -120,6 +121,25 @@ def require_no_input(target: Path, path: Path, inputs: Iterable[Path] = ()) -> N
         return  # there is none
     if role:
         raise UsageError(f"cannot write to {printable(str(path))}: it is {role}", hint="give another path")
+
+
+def is_folder(path: Path) -> bool | None:
+    """Returns whether a path is that of a folder; None where there is nothing.
+
+    Raises:
+        UsageError: There can be nothing, because a name is too long, or has a NUL character.
+        MachineError: A folder on the way may not be entered.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if getattr(error, "errno", None) in {None, errno.ENAMETOOLONG, errno.ELOOP}:
+            raise UsageError(f"cannot write to {printable(str(path))}: {reason}") from error
+        raise MachineError(f"cannot write to {printable(str(path))}: {reason}") from error
+    return path.is_dir()  # a link to nowhere is none
 
 
 def is_stream(path: Path) -> bool:
