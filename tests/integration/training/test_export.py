@@ -133,7 +133,11 @@ def test_a_folder_without_a_history_is_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("history.sqlite", "it is one of the files that are read"), ("no/x.html", "there is no folder"), (".", "a folder")],
+    [
+        ("history.sqlite", "it is one of the files that are read"),
+        ("no/x.html", "there is no folder"),
+        (".", "a folder"),
+    ],
 )
 @pytest.mark.parametrize("command", [("export", "--to", "csv"), ("report",)])
 def test_no_command_writes_over_the_run_that_it_reads(run: Path, command: tuple[str, ...], path: str, why: str) -> None:
