@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import weakref
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -15,8 +14,10 @@ from typing import Any, Final, Self
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.atomic_folder import made_folder
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked, unlock
+from gradscope.dump.storage.writing.read_files import remembered_reads
+from gradscope.dump.storage.writing.set_aside import SetAside
 from gradscope.dump.storage.writing.target_path import is_folder, is_one_of
-from gradscope.errors import UsageError
+from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
 HISTORY: Final = "history.sqlite"
@@ -105,12 +106,17 @@ class RunFolder:
     """A `RunFolder` is locked against other writers as long as the context lasts.
 
     Where nothing is in it at the end that was not there before, because the request was refused or failed, neither are
-    its lock and the folders that were made.
+    its lock and the folders that were made. A run that was to be replaced is there again where the new one came to no
+    step.
 
     Args:
         path: The folder; it is made where it does not exist.
         writes: Whether this process writes to it. Where it is one of several on a run of which another one writes, the
             folder is neither made nor locked.
+
+    Attributes:
+        path: The absolute path of the folder.
+        set_aside: The run that was there before, where `clear` has set it aside.
 
     Raises:
         UsageError: Another process writes to it, or the path is not a folder.
@@ -123,6 +129,7 @@ class RunFolder:
         self._dropped: Any = None
         self._made: list[Path] = []
         self._before: set[str] = set()
+        self.set_aside = SetAside(self.path, _is_replaced)
         exists = is_folder(path)
         if not writes:
             return
@@ -151,6 +158,12 @@ class RunFolder:
         self._dropped = weakref.finalize(self, os.close, descriptor)
         self._dropped.atexit = False  # what is written at the end of the program comes after that
         _LOCKED.add(self)
+        try:
+            self.set_aside.recover()  # of a process that died
+            self._before |= {each.name for each in self.path.iterdir()} - {_LOCK}
+        except BaseException:
+            self.leave()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +176,9 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder."""
         if self._descriptor is not None:
+            if self in _LOCKED:
+                with suppress(MachineError):  # the next process that opens the folder does it
+                    self.set_aside.recover()
             self._remove_unused()
             unlock(self._descriptor)
         self.leave()
@@ -186,7 +202,8 @@ class RunFolder:
     @property
     def added(self) -> list[str]:
         """The names of everything but the lock that was not there when the folder was locked, or cleared."""
-        return sorted({path.name for path in self.path.iterdir()} - self._before - {_LOCK})
+        ours = {_LOCK, *self.set_aside.names}
+        return sorted({path.name for path in self.path.iterdir()} - self._before - ours)
 
     @property
     def others(self) -> list[str]:
@@ -194,31 +211,27 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self, inputs: Iterable[Path] = ()) -> None:
-        """Removes the history, the checkpoints, the dumps of steps, the profiles and the event files of a run.
+        """Sets the history, the checkpoints, the dumps of steps, the profiles and the event files of a run aside.
+
+        They are put back when it is closed, unless they have been removed.
 
         Args:
-            inputs: Files that the new run reads, which are not removed.
+            inputs: Files that the new run reads beside those that its model has opened, which are not removed.
 
         Raises:
             UsageError: One of them is a checkpoint or a dump of the run.
-            MachineError: They cannot be removed.
+            MachineError: They cannot be set aside.
         """
-        with machine_errors("remove", self.path):
-            tensors = [
-                path for path in self.path.iterdir() if _STATE.fullmatch(path.name) or _STEP.fullmatch(path.name)
-            ]
-            if kept := next((path for path in tensors if is_one_of(path, inputs)), None):
+        with machine_errors("replace", self.path):
+            old = [path for path in self.path.iterdir() if _is_replaced(path)]
+            read = (*inputs, *map(Path, remembered_reads()))
+            if kept := next((path for path in old if path.suffix == ".npz" and is_one_of(path, read)), None):
                 raise UsageError(
                     f"cannot replace the run in {printable(str(self.path))}: its {kept.name} is read",
                     hint="copy that file, or name another folder",
                 )
-            for path in _traces_in(self.path):
-                shutil.rmtree(path)
-            # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in (*tensors, *event_files_in(self.path)):
-                path.unlink()
-            for suffix in (*_COMPANIONS, ""):
-                (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
+            # The history first: where the process dies, the next one puts back what it took.
+            self.set_aside.put(sorted(old, key=lambda path: path.name != HISTORY))
             self._before &= {each.name for each in self.path.iterdir()}
 
     def keep_states(self, number: int) -> None:
@@ -268,20 +281,17 @@ def _leave_in_child() -> None:
         each.leave()
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    """Returns the folders of the profiles of a run."""
-    return [
-        path for path in folder.iterdir() if _TRACE.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    ]
+def _is_replaced(path: Path) -> bool:
+    """Returns whether a path is that of what a new run replaces; what alarms saved stays."""
+    if _TRACE.fullmatch(path.name):
+        return path.is_dir() and not path.is_symlink()
+    return is_history_file(path.name) or any(kind.fullmatch(path.name) for kind in (_STATE, _STEP))
 
 
 def _is_part(name: str) -> bool:
-    return (
-        name == _LOCK
-        or is_history_file(name)
-        or name.startswith(".gradscope-")
-        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _TRACE, _ALARM))
-    )
+    kinds = (_STATE, _STEP, _TRACE, _ALARM)
+    ours = name == _LOCK or name.startswith(".gradscope-") or is_history_file(name)
+    return ours or any(kind.fullmatch(name) for kind in kinds)
 
 
 #: The folders that this process has locked.

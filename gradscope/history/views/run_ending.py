@@ -82,15 +82,18 @@ def is_empty(path: Path) -> bool:
         return not states_in(path) and not rows
 
 
-def remove_empty_history(folder: RunFolder) -> None:
+def settle(folder: RunFolder) -> None:
     """Removes the history that was begun since a folder was locked, where nothing is recorded, as of a wrong loss.
 
-    What was there before stays, and so does all where something else was written, such as a dump of the first step.
+    What was there before stays, and so does all where something else was written, such as a dump of the first step. A
+    run that was to be replaced is removed only where something is recorded.
 
     Args:
         folder: The folder of the run, whose history is closed.
     """
     with suppress(GradscopeError, OSError):  # why the run failed is what there is to report
-        if folder.added and all(map(is_history_file, folder.added)) and is_empty(folder.path):
+        if not is_empty(folder.path):
+            folder.set_aside.remove()
+        elif folder.added and all(map(is_history_file, folder.added)):
             for name in folder.added:
                 (folder.path / name).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.history.database.schema import RUN_OPTION
 from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
-from gradscope.history.views.run_ending import is_empty, remove_empty_history
+from gradscope.history.views.run_ending import is_empty, settle
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.training.loop.processes import Processes
@@ -169,7 +169,7 @@ def leaving_no_empty_run(folder: RunFolder) -> Generator[None]:
     try:
         yield
     except BaseException:
-        remove_empty_history(folder)
+        settle(folder)
         raise
 
 
