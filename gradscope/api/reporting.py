@@ -15,7 +15,7 @@ from gradscope.comparison.diagnosis.runs.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.storage.writing.atomic_file import write_atomically
-from gradscope.dump.storage.writing.target_path import checked_target
+from gradscope.dump.storage.writing.target_path import PAGE, checked_target
 from gradscope.errors import UsageError
 from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find, measured
@@ -50,14 +50,15 @@ class ReportPage:
         """Writes the file.
 
         Args:
-            path: Where to.
+            path: Where to, NAME.html.
             force: Whether a file that exists is replaced.
 
         Raises:
             UsageError: It exists and is not to be replaced, or is no regular file.
             MachineError: It cannot be written.
         """
-        write_atomically(checked_target(Path(path), force=force), self.html.encode(), replace=force)
+        target = checked_target(Path(path), force=force, kind=PAGE)
+        write_atomically(target, self.html.encode(), replace=force)
 
     def _repr_html_(self) -> str:
         # The frame has no origin: nothing in it reaches the notebook.

@@ -44,9 +44,10 @@ def _safe(stream: TextIO) -> TextIO:
 
 
 def keep_stdout_for_results() -> None:
-    """Makes `sys.stdout` the only way to standard output: the descriptor itself is standard error from here on.
+    """Makes `stdout()` the only way to standard output: the descriptor itself is standard error from here on.
 
-    Compiled code, child processes and `os.write(1, ...)` write to the descriptor, whenever they like.
+    Compiled code, child processes and `os.write(1, ...)` write to the descriptor, whenever they like. `sys.stdout` is
+    the way, too, for what prints help, until a model runs: see `stdout_to_stderr`.
     """
     sys.stdout.flush()
     kept = os.dup(_STDOUT)  # child processes do not inherit it
@@ -79,6 +80,13 @@ def stderr() -> TextIO | Any:
 
 @contextmanager
 def stdout_to_stderr() -> Generator[None]:
-    """Redirects what Python code prints to standard error inside a `with` statement: standard output is for results."""
-    with redirect_stdout(sys.stderr):
+    """Redirects what Python code prints to standard error inside a `with` statement: standard output is for results.
+
+    In a process that a model has, it stays redirected: threads that the model has started may go on to print.
+    """
+    if _KEPT:
+        sys.stdout = sys.stderr
         yield
+    else:
+        with redirect_stdout(sys.stderr):
+            yield

@@ -29,6 +29,7 @@ from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
 from gradscope.dump.storage.writing.partial_file import PartialFile, sweep
 from gradscope.dump.storage.writing.target_path import (
+    DUMP,
     checked_target,
     incomplete_target,
     require_no_input,
@@ -44,7 +45,7 @@ class DumpWriter:
     """Writes one dump. It has to be used as a context manager.
 
     Args:
-        path: The file to write; a symbolic link is followed.
+        path: The file to write, NAME.npz; a symbolic link is followed.
         force: Whether an existing file may be replaced.
         inputs: Files that the run reads, which are not replaced in any case.
 
@@ -56,7 +57,7 @@ class DumpWriter:
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> None:
         self._inputs = tuple(inputs)
         self._path = Path(path)
-        self._target = checked_target(self._path, force=force, inputs=self._inputs)
+        self._target = checked_target(self._path, force=force, inputs=self._inputs, kind=DUMP)
         self._force = force
         self._file = PartialFile(self._target)
         self._zip = ZipWriter(self._file)

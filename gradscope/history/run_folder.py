@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import shutil
 import weakref
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -14,8 +12,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.writing.atomic_folder import made_folder
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked, unlock
-from gradscope.dump.storage.writing.target_path import is_one_of
+from gradscope.dump.storage.writing.read_files import remembered_reads
+from gradscope.dump.storage.writing.set_aside import SetAside
+from gradscope.dump.storage.writing.target_path import is_folder, is_one_of
 from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
@@ -104,12 +105,18 @@ def event_files_in(folder: Path) -> list[Path]:
 class RunFolder:
     """A `RunFolder` is locked against other writers as long as the context lasts.
 
-    A folder that was made for it and in which nothing was written, because the request was refused, is removed.
+    Where nothing is in it at the end that was not there before, because the request was refused or failed, neither are
+    its lock and the folders that were made. A run that was to be replaced is there again where the new one came to no
+    step.
 
     Args:
         path: The folder; it is made where it does not exist.
         writes: Whether this process writes to it. Where it is one of several on a run of which another one writes, the
             folder is neither made nor locked.
+
+    Attributes:
+        path: The absolute path of the folder.
+        set_aside: The run that was there before, where `clear` has set it aside.
 
     Raises:
         UsageError: Another process writes to it, or the path is not a folder.
@@ -120,14 +127,16 @@ class RunFolder:
         self.path = path.absolute()  # a model may change the working directory
         self._descriptor: int | None = None
         self._dropped: Any = None
-        exists = _is_folder(path)
-        self._made = writes and exists is None
+        self._made: list[Path] = []
+        self._before: set[str] = set()
+        self.set_aside = SetAside(self.path, _is_replaced)
+        exists = is_folder(path)
         if not writes:
             return
         if exists is False:
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
-        with machine_errors("write to", path):
-            path.mkdir(parents=True, exist_ok=True)
+        with machine_errors("write to", path), made_folder(self.path) as self._made:
+            self._before = {each.name for each in self.path.iterdir()}
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with machine_errors("lock", path):
@@ -149,6 +158,12 @@ class RunFolder:
         self._dropped = weakref.finalize(self, os.close, descriptor)
         self._dropped.atexit = False  # what is written at the end of the program comes after that
         _LOCKED.add(self)
+        try:
+            self.set_aside.recover()  # of a process that died
+            self._before |= {each.name for each in self.path.iterdir()} - {_LOCK}
+        except BaseException:
+            self.leave()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -161,8 +176,10 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder."""
         if self._descriptor is not None:
-            if self._made:
-                self._remove_empty()
+            if self in _LOCKED:
+                with suppress(MachineError):  # the next process that opens the folder does it
+                    self.set_aside.recover()
+            self._remove_unused()
             unlock(self._descriptor)
         self.leave()
 
@@ -175,11 +192,18 @@ class RunFolder:
                 os.close(self._descriptor)
             self._descriptor = None
 
-    def _remove_empty(self) -> None:
+    def _remove_unused(self) -> None:
         with suppress(OSError):
-            if [each.name for each in self.path.iterdir()] == [_LOCK]:
+            if _LOCK not in self._before and not self.added:
                 (self.path / _LOCK).unlink()
-                self.path.rmdir()
+                for each in reversed(self._made):
+                    each.rmdir()
+
+    @property
+    def added(self) -> list[str]:
+        """The names of everything but the lock that was not there when the folder was locked, or cleared."""
+        ours = {_LOCK, *self.set_aside.names}
+        return sorted({path.name for path in self.path.iterdir()} - self._before - ours)
 
     @property
     def others(self) -> list[str]:
@@ -187,31 +211,28 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self, inputs: Iterable[Path] = ()) -> None:
-        """Removes the history, the checkpoints, the dumps of steps, the profiles and the event files of a run.
+        """Sets the history, the checkpoints, the dumps of steps, the profiles and the event files of a run aside.
+
+        They are put back when it is closed, unless they have been removed.
 
         Args:
-            inputs: Files that the new run reads, which are not removed.
+            inputs: Files that the new run reads beside those that its model has opened, which are not removed.
 
         Raises:
             UsageError: One of them is a checkpoint or a dump of the run.
-            MachineError: They cannot be removed.
+            MachineError: They cannot be set aside.
         """
-        with machine_errors("remove", self.path):
-            tensors = [
-                path for path in self.path.iterdir() if _STATE.fullmatch(path.name) or _STEP.fullmatch(path.name)
-            ]
-            if kept := next((path for path in tensors if is_one_of(path, inputs)), None):
+        with machine_errors("replace", self.path):
+            old = [path for path in self.path.iterdir() if _is_replaced(path)]
+            read = (*inputs, *map(Path, remembered_reads()))
+            if kept := next((path for path in old if path.suffix == ".npz" and is_one_of(path, read)), None):
                 raise UsageError(
                     f"cannot replace the run in {printable(str(self.path))}: its {kept.name} is read",
                     hint="copy that file, or name another folder",
                 )
-            for path in _traces_in(self.path):
-                shutil.rmtree(path)
-            # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in (*tensors, *event_files_in(self.path)):
-                path.unlink()
-            for suffix in (*_COMPANIONS, ""):
-                (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
+            # The history first: where the process dies, the next one puts back what it took.
+            self.set_aside.put(sorted(old, key=lambda path: path.name != HISTORY))
+            self._before &= {each.name for each in self.path.iterdir()}
 
     def keep_states(self, number: int) -> None:
         """Removes all checkpoints but the last so many.
@@ -255,44 +276,22 @@ class RunFolder:
         return sorted((int(match[1]), path) for match, path in found if match is not None)
 
 
-def _is_folder(path: Path) -> bool | None:
-    """Returns whether a path is that of a folder; None where there is nothing.
-
-    Raises:
-        UsageError: There can be nothing, because a name is too long, or has a NUL character.
-        MachineError: A folder on the way may not be entered.
-    """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        if getattr(error, "errno", None) in {None, errno.ENAMETOOLONG, errno.ELOOP}:
-            raise UsageError(f"cannot write to {printable(str(path))}: {reason}") from error
-        raise MachineError(f"cannot write to {printable(str(path))}: {reason}") from error
-    return path.is_dir()  # a link to nowhere is none
-
-
 def _leave_in_child() -> None:
     for each in list(_LOCKED):
         each.leave()
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    """Returns the folders of the profiles of a run."""
-    return [
-        path for path in folder.iterdir() if _TRACE.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    ]
+def _is_replaced(path: Path) -> bool:
+    """Returns whether a path is that of what a new run replaces; what alarms saved stays."""
+    if _TRACE.fullmatch(path.name):
+        return path.is_dir() and not path.is_symlink()
+    return is_history_file(path.name) or any(kind.fullmatch(path.name) for kind in (_STATE, _STEP))
 
 
 def _is_part(name: str) -> bool:
-    return (
-        name == _LOCK
-        or is_history_file(name)
-        or name.startswith(".gradscope-")
-        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _TRACE, _ALARM))
-    )
+    kinds = (_STATE, _STEP, _TRACE, _ALARM)
+    ours = name == _LOCK or name.startswith(".gradscope-") or is_history_file(name)
+    return ours or any(kind.fullmatch(name) for kind in kinds)
 
 
 #: The folders that this process has locked.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
@@ -51,6 +49,7 @@ def check(
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
     from gradscope.cli.running.terminal.progress import Progress
+    from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.presentation import ProofReport
 
     request = model_options.request(target)
@@ -59,7 +58,7 @@ def check(
     from gradscope.proof.proving import ProofOptions, prove
 
     # What the model prints are messages; standard output is for results.
-    with redirect_stdout(sys.stderr), Progress(quiet=quiet) as progress:
+    with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, request)
         arguments = model_options.arguments(model)
         options = ProofOptions(seed=model_options.seed, tolerance=tol, allowed=tuple(allow or ()))

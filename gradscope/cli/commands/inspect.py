@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,6 +77,7 @@ def inspect(
     """
     from gradscope.cli.printing import print_plain, print_report, say
     from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
+    from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.errors import UsageError
     from gradscope.presentation import Row, inspection_report
     from gradscope.presentation.render.graphs import Graph
@@ -92,7 +91,7 @@ def inspect(
     from gradscope.inspection.inspect_loss import inspect_loss
     from gradscope.tracing.user_frames import user_code
 
-    with redirect_stdout(sys.stderr):  # what the model prints are messages
+    with stdout_to_stderr():  # what the model prints are messages
         model = model_options.model(target, request)
         trace_query = fetch_options.trace_query()
         arguments = model_options.arguments(model, partial=bool(trace_query))

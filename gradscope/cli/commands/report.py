@@ -45,10 +45,11 @@ def report(
     keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.storage.writing.atomic_file import write_parts
-    from gradscope.dump.storage.writing.target_path import checked_target, files_of
+    from gradscope.dump.storage.writing.target_path import PAGE, checked_target, files_of
     from gradscope.presentation import html_parts
 
-    target = checked_target(output, force=force, inputs=files_of((*what, *judge_options.input_files)))
+    kept = files_of((*what, *judge_options.input_files))
+    target = checked_target(output, force=force, inputs=kept, kind=PAGE)
     parts = html_parts(_page(what, judge_options, name_options))
     size_bytes = write_parts(target, (part.encode() for part in parts), replace=force)
     print_line(f"{output}: {size_bytes:,} bytes")

@@ -37,6 +37,7 @@ class InterpreterParts:
         self._functions = [(module, name, getattr(module, name)) for module, name in _FUNCTIONS]
         self._lists: dict[str, list[Any]] = {name: [*getattr(sys, name)] for name in _LISTS}
         self._handlers = {number: signal.getsignal(number) for number in _OF_PROGRAMS}
+        self._recursion_limit = sys.getrecursionlimit()
         self._timers = [each for each in _TIMERS if any(signal.getitimer(each))]
 
     def put_back(self, failure: BaseException) -> tuple[str, ...]:
@@ -44,7 +45,10 @@ class InterpreterParts:
 
         A part of a list may well be taken away: that counts where something was not imported.
         """
-        return (*self._put_back_modules(), *self._put_back_functions(), *self._put_back_lists(failure))
+        return (
+            *self._put_back_recursion(failure), *self._put_back_modules(), *self._put_back_functions(),
+            *self._put_back_lists(failure),
+        )  # fmt: skip
 
     def still_signals(self) -> None:
         """Stops the timers that the program has set, and ignores the signals that it handles.
@@ -57,6 +61,13 @@ class InterpreterParts:
         for number, before in self._handlers.items():
             if signal.getsignal(number) not in (before, signal.SIG_IGN):
                 signal.signal(number, signal.SIG_IGN)
+
+    def _put_back_recursion(self, failure: BaseException) -> Iterator[str]:
+        limit = sys.getrecursionlimit()
+        if limit < self._recursion_limit:
+            sys.setrecursionlimit(self._recursion_limit)
+            if _leads_back_to(RecursionError, failure):
+                yield f"the recursion limit, which is {limit}"
 
     def _put_back_modules(self) -> Iterator[str]:
         if sys.modules.get("sys") is not sys:
@@ -76,12 +87,17 @@ class InterpreterParts:
             if not isinstance(now, list):
                 setattr(sys, name, before)
                 yield f"sys.{name}"
-            elif name in _SEARCHED and any(each not in now for each in before) and _is_of_import(failure):
+            elif name in _SEARCHED and any(each not in now for each in before) and _leads_back_to(ImportError, failure):
                 now += [each for each in before if each not in now]
                 yield f"sys.{name}"
 
 
-def _is_of_import(failure: BaseException | None) -> bool:
-    while failure is not None and not isinstance(failure, ImportError):
+def _leads_back_to(kind: type[BaseException], failure: BaseException | None) -> bool:
+    """Returns whether a failure, or one that led to it, is of a class."""
+    seen: set[int] = set()
+    while failure is not None and id(failure) not in seen:
+        if isinstance(failure, kind):
+            return True
+        seen.add(id(failure))
         failure = failure.__cause__ or failure.__context__
-    return failure is not None
+    return False

@@ -7,5 +7,5 @@
 - `small_updates` states that updates hardly move the parameters, and why.
 - `rounded_updates` finds parameters that are too coarse for their updates.
 - `learning` has these for a report.
-- `run_ending` reads how far a run came, and where what was not finite began.
+- `run_ending` tells how far a run came, and where what was not finite began; one that came to no step is removed.
 """

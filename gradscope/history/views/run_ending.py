@@ -1,10 +1,11 @@
-"""Reads how far a run came, and where what was not finite in it began, from the files beside its history."""
+"""Tells how far a run came, and where what was not finite in it began; of one that came to no step, nothing is left."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.database.schema import TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
-from gradscope.history.run_folder import is_alarm_name, states_in
+from gradscope.history.run_folder import RunFolder, is_alarm_name, is_history_file, states_in
 from gradscope.naming import printable
 
 #: A number of steps, as a text of anybody's may state one.
@@ -64,3 +65,35 @@ def steps_taken(history: History, known: np.ndarray, alarms: Sequence[Alarm]) ->
     # A run that an alarm ends knows the loss of the step, and its checkpoint is of before it.
     undone = saved > 0 and last == saved and any(alarm.step == last for alarm in alarms)
     return max(int(stated), saved if undone else max(saved, last + 1))
+
+
+def is_empty(path: Path) -> bool:
+    """Returns whether a run ended before its first step.
+
+    Args:
+        path: The folder of the run.
+
+    Raises:
+        DumpError: There is none, or its history is damaged.
+        MachineError: It cannot be read.
+    """
+    with History(path) as history:
+        rows = len(history.step_numbers()) or len(history.losses()["step"]) or len(history.alarms())
+        return not states_in(path) and not rows
+
+
+def settle(folder: RunFolder) -> None:
+    """Removes the history that was begun since a folder was locked, where nothing is recorded, as of a wrong loss.
+
+    What was there before stays, and so does all where something else was written, such as a dump of the first step. A
+    run that was to be replaced is removed only where something is recorded.
+
+    Args:
+        folder: The folder of the run, whose history is closed.
+    """
+    with suppress(GradscopeError, OSError):  # why the run failed is what there is to report
+        if not is_empty(folder.path):
+            folder.set_aside.remove()
+        elif folder.added and all(map(is_history_file, folder.added)):
+            for name in folder.added:
+                (folder.path / name).unlink(missing_ok=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 
-from gradscope.errors import DumpError, GradscopeError, UsageError
+from gradscope.errors import DumpError, UsageError
 from gradscope.history.database.schema import RUN_OPTION
 from gradscope.history.history_reader import History
-from gradscope.history.run_folder import RunFolder, is_history_file, is_run, states_in
+from gradscope.history.run_folder import RunFolder, is_run, states_in
+from gradscope.history.views.run_ending import is_empty, settle
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.training.loop.processes import Processes
@@ -140,7 +141,7 @@ def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool
     shown = printable(str(path))
     if resume and not is_run(path):
         raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
-    if not resume and is_run(path) and not force and not _is_empty(path):
+    if not resume and is_run(path) and not force and not is_empty(path):
         raise UsageError(f"{shown} holds a run", hint="continue it with --resume, or replace it with --force")
     folder = RunFolder(path)
     try:
@@ -159,31 +160,17 @@ def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool
 
 
 @contextmanager
-def leaving_no_empty_run(folder: Path) -> Generator[None]:
-    """Removes the history that was begun in a context which fails before anything is recorded, as of a wrong loss.
-
-    What was there before stays, and so does all where something else was written, such as a dump of the first step.
+def leaving_no_empty_run(folder: RunFolder) -> Generator[None]:
+    """Removes the history that was begun in a context which fails before anything is recorded.
 
     Args:
         folder: The folder of the run.
     """
-    before = {path.name for path in folder.iterdir()}
     try:
         yield
     except BaseException:
-        with suppress(GradscopeError, OSError):  # the failure itself is the one to report
-            made = [path for path in folder.iterdir() if path.name not in before]
-            if made and all(is_history_file(path.name) for path in made) and _is_empty(folder):
-                for path in made:
-                    path.unlink(missing_ok=True)
+        settle(folder)
         raise
-
-
-def _is_empty(path: Path) -> bool:
-    """Returns whether a run ended before its first step."""
-    with History(path) as history:
-        rows = len(history.step_numbers()) or len(history.losses()["step"]) or len(history.alarms())
-        return not states_in(path) and not rows
 
 
 def options_before(path: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gradscope.dump.storage.writing.set_aside import SetAside
 from gradscope.history.history_rows import StepRecord
 from gradscope.training.recording.unwritten_history import RunHistory
 
@@ -39,6 +40,16 @@ class StepWriter:
         self._history.loss(step, loss)
         if self._events is not None:
             self._losses.append((step, loss))
+
+    def in_place_of(self, old: SetAside) -> None:
+        """Removes the run that this one replaces, where there is one, once what was written is on the disk.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        if old.waits:
+            self.flush()
+            old.remove()
 
     def flush(self) -> None:
         """Waits until all of it is written.

@@ -88,7 +88,7 @@ def _written(
 ) -> Outcome:
     facts = {**fact_texts(request.facts), **option_facts(request.options)}
     with (
-        leaving_no_empty_run(folder.path),
+        leaving_no_empty_run(folder),
         _event_file(request, folder, beginning.number if resume else None, facts) as events,
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
     ):
@@ -123,12 +123,10 @@ class _Loop:
         self._history = history
         self._programs = programs
         self._writer = StepWriter(history, events)
-        self._begin = begin.number
-        self._number = begin.number
+        self._begin = self._number = begin.number
         self._saved = begin.number or None
         self._keep = request.saving.kept(len(states_in(folder.path)))
-        self._state = begin.state
-        self._previous = begin.previous
+        self._state, self._previous = begin.state, begin.previous
         self._sound: Any = self._programs.sound_so_far()
         self._on_their_way: deque[_OnItsWay] = deque()
         self._agreement = Agreement(
@@ -263,6 +261,7 @@ class _Loop:
                 self._writer.recorded(written)
             else:
                 self._writer.loss(step.number, numbers["loss"])
+            self._writer.in_place_of(self._folder.set_aside)
             if alarms and (self._request.on_alarm in {"stop", "skip"} or not sound):
                 return step, alarms
             self._alarms.raised(alarms, before=None, batch=step.batch)
@@ -296,5 +295,6 @@ class _Loop:
             path = state_path(self._folder.path, self._number)
             save_state(path, self._state, self._previous, facts, watch=self._alarms.to_json())
             self._folder.keep_states(self._keep)
+            self._folder.set_aside.remove()
         self._agreement.saved()
         self._saved = self._number

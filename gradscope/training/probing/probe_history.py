@@ -20,6 +20,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import LEFT_ALARM, RunFolder, is_run
+from gradscope.history.views.run_ending import settle
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probed_step import Layout
@@ -87,6 +88,7 @@ class ProbeHistory:
                 self._tell()
                 self.writer.describe({TAKEN: str(taken)})
         finally:
+            settle(self.folder)
             self.folder.close()
 
     def describe(self, collected: Collected, layout: Layout) -> None:
@@ -124,6 +126,9 @@ class ProbeHistory:
             MachineError: The disk is full or fails, now or when an earlier step was written.
         """
         self.writer.write(record)
+        if self.folder.set_aside.waits:
+            self.writer.flush()
+            self.folder.set_aside.remove()
         self.last = number
 
     def _tell(self) -> None:

@@ -119,6 +119,7 @@ def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
         ("none.npz", 3, "none.npz: it cannot be opened"),
         ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
         ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),
+        ("one/step_1.npz -o page.txt", 2, "the name of a page ends in .html"),
         ("one/step_1.npz one/step_2.npz --tol-file rules -o rules --force", 2, "one of the files that are read"),
         ("one/step_1.npz one/step_2.npz --map rules -o rules --force", 2, "one of the files that are read"),
     ],

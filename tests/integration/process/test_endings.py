@@ -240,7 +240,7 @@ def test_what_comes_behind_the_threads_does_not_keep_a_command(tmp_path: Path, b
     )
 
 
-#: Everything but `print` that reaches the descriptor of standard output, at once and later, and a thread that ends.
+#: Everything that reaches standard output or its descriptor, at once and later, and a thread that ends.
 NOISE = """
 import atexit, ctypes, os, subprocess, threading, time, warnings
 warnings.simplefilter("error")
@@ -248,16 +248,24 @@ atexit.register(print, "at exit")
 ctypes.CDLL(None).puts(b"from C")
 os.write(1, b"raw")
 subprocess.run(["echo", "child"])
-threading.Thread(target=lambda: [(time.sleep(0.01), os.write(1, b"thread")) for _ in range(6000)], daemon=True).start()
+def write():
+    while True:
+        time.sleep(0.001)
+        os.write(1, b"thread")
+        print("printed")
+threading.Thread(target=write, daemon=True).start()
 threading.Thread(target=time.sleep, args=(0.5,), name="saver").start()
 """
 
 
-def test_nothing_that_a_model_writes_gets_between_the_results_and_a_thread_may_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["inspect", "check", "dump"])
+def test_nothing_that_a_model_writes_gets_between_the_results_and_a_thread_may_end(
+    command: str, tmp_path: Path
+) -> None:
     models.write(tmp_path, models.source(more=NOISE))
-    done = gradscope_process("inspect", "model.py", "--json", folder=tmp_path)
-    assert (done.status, done.json["command"]) == (0, "inspect")
-    assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread"))
+    done = gradscope_process(command, "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["command"]) == (0, command)
+    assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread", "printed"))
     assert "saver" not in done.errors
     assert "unclosed file" not in done.errors
 

@@ -9,6 +9,7 @@ import pytest
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.running.mesh_processes import run_on
+from gradscope.dump.storage.writing.companions import alone_in
 from gradscope.errors import MachineError
 from tests.integration.command import Finished, gradscope, gradscope_process
 
@@ -118,3 +119,11 @@ def test_a_process_that_a_signal_ends_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "executable", str(killed))
     with Interrupts() as here, pytest.raises(MachineError, match="the process on 2 devices was ended by SIGKILL"):
         run_on(2, [], here)
+
+
+def test_two_at_once_do_not_compare_the_dumps_of_each_other(folder: Path) -> None:
+    (folder / "dumps").mkdir()
+    with alone_in(folder / "dumps", waiting=0):
+        done = gradscope("mesh", "net.py:plain", "--devices", "1,2", "-o", "dumps", folder=folder)
+    assert (done.status, "another process writes to dumps" in done.errors) == (2, True), done.errors
+    assert [*(folder / "dumps").iterdir()] == []

@@ -133,7 +133,11 @@ def test_a_folder_without_a_history_is_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("history.sqlite", "it is one of the files that are read"), ("no/x.csv", "there is no folder"), (".", "a folder")],
+    [
+        ("history.sqlite", "it is one of the files that are read"),
+        ("no/x.html", "there is no folder"),
+        (".", "a folder"),
+    ],
 )
 @pytest.mark.parametrize("command", [("export", "--to", "csv"), ("report",)])
 def test_no_command_writes_over_the_run_that_it_reads(run: Path, command: tuple[str, ...], path: str, why: str) -> None:
@@ -233,6 +237,20 @@ class TestTensorBoard:
         assert (again.status, "has event files already" in again.errors) == (2, True)
         assert gradscope(*line, "--force", folder=run).status == 0
         assert len(list((run / "tb").iterdir())) == 1
+
+    def test_those_that_another_process_writes_meanwhile_stay(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from gradscope.history.exporting import event_files
+
+        export = event_files.export_events
+
+        def exported(*arguments: Any) -> int:
+            (run / "tb" / "events.out.tfevents.1").write_bytes(b"theirs")
+            return export(*arguments)
+
+        monkeypatch.setattr(event_files, "export_events", exported)
+        done = gradscope("export", run, "--to", "tensorboard", "-o", "tb", folder=run)
+        assert (done.status, "has event files already" in done.errors) == (2, True), done.errors
+        assert [each.read_bytes() for each in (run / "tb").iterdir()] == [b"theirs"]
 
     def test_a_run_that_writes_them_itself_has_the_same_also_when_resumed(self, tmp_path: Path) -> None:
         pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")

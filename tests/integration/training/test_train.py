@@ -449,6 +449,22 @@ def test_a_run_that_is_continued_and_fails_at_once_keeps_its_history(tmp_path: P
     assert (tmp_path / "run" / "state-000002.npz").exists()
 
 
+def test_a_run_stays_where_the_one_that_replaces_it_fails_at_once(tmp_path: Path) -> None:
+    wanted = FAILING % ("False", '(batch["x"] @ variables["w"]).mean()')
+    (tmp_path / "failing.py").write_text(wanted, encoding="utf-8")
+    line = ("train", "failing.py", "--optimizer", "sgd(0.1)", "-q", "-o", "run")
+    assert gradscope(*line, "--steps", 2, "--dump-at", "1", folder=tmp_path).status == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    reading = "\nwith open('run/step-000001.npz', 'rb') as file:\n    file.read(1)\n"
+    for text, status in ((wanted.replace("asarray(False)", "asarray(True)"), 4), (wanted + reading, 2)):
+        (tmp_path / "failing.py").write_text(text, encoding="utf-8")
+        assert gradscope(*line, "--steps", 4, "--force", folder=tmp_path).status == status
+        assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    (tmp_path / "failing.py").write_text(wanted, encoding="utf-8")
+    assert gradscope(*line, "--steps", 4, "--force", folder=tmp_path).status == 0
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "history.sqlite", "state-000004.npz"}
+
+
 def test_frozen_and_multiplied_parameters(folder: Path) -> None:
     options = ("--steps", 3, "--every", 1, "--freeze", "hidden/*", "--multiply", "head/*=0.5", "-o", "frozen")
     assert gradscope(*TRAIN, *options, folder=folder).status == 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from gradscope.dump.storage.writing.read_files import reads_remembered
 from gradscope.errors import MachineError, UsageError
-from gradscope.history.run_folder import HISTORY, RunFolder, dump_path, state_path
+from gradscope.history.run_folder import HISTORY, RunFolder, dump_path, state_path, trace_path
 
 
 def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
@@ -28,6 +31,31 @@ def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
 
 
+@pytest.mark.parametrize("name", ["run", "around/it/run", "full", "empty"])
+def test_a_folder_in_which_nothing_is_written_is_as_it_was(tmp_path: Path, name: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with RunFolder(tmp_path / name) as folder:
+        assert folder.added == []
+    assert sorted(tmp_path.rglob("*")) == before
+    with RunFolder(tmp_path / name) as folder:
+        (folder.path / HISTORY).touch()
+        assert folder.added == [HISTORY]
+    assert (tmp_path / name / ".lock").exists()
+
+
+def test_a_lock_that_cannot_be_made_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(MachineError, match=r"cannot write to .*run: No space left"):
+        RunFolder(tmp_path / "around" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_nowhere_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="run is not a folder"):
@@ -35,16 +63,73 @@ def test_a_link_to_nowhere_is_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+def old_run(folder: Path) -> dict[str, bytes]:
+    files = {dump_path(folder, 100).name: b"dump", state_path(folder, 100).name: b"state", HISTORY: b"old"}
+    for name, data in {**files, "golden.npz": b"other"}.items():
+        (folder / name).write_bytes(data)
+    trace_path(folder, 3).mkdir()
+    (trace_path(folder, 3) / "profile").touch()
+    return files
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
+
+
 def test_a_run_that_is_replaced_leaves_no_dump_of_its_steps(tmp_path: Path) -> None:
-    dump, state, other = dump_path(tmp_path, 100), state_path(tmp_path, 100), tmp_path / "golden.npz"
-    for path in (dump, state, other, tmp_path / HISTORY):
-        path.touch()
+    old_run(tmp_path)
     with RunFolder(tmp_path) as folder:
         with pytest.raises(UsageError, match=r"its step-000100\.npz is read"):
-            folder.clear([dump])
-        assert dump.exists()
-        folder.clear()
+            folder.clear([dump_path(tmp_path, 100)])
+        with reads_remembered(anew=True):
+            state_path(tmp_path, 100).read_bytes()
+        with pytest.raises(UsageError, match=r"its state-000100\.npz is read"):
+            folder.clear()
+        assert dump_path(tmp_path, 100).exists()
+        with reads_remembered(anew=True):
+            folder.clear()
         assert folder.others == ["golden.npz"]
-    assert not dump.exists()
-    assert not state.exists()
-    assert other.exists()
+        (tmp_path / HISTORY).write_bytes(b"new")
+        folder.set_aside.remove()
+    assert found(tmp_path) == {HISTORY: b"new", "golden.npz": b"other"}
+    assert not trace_path(tmp_path, 3).exists()
+
+
+#: What a process was doing to the folder when it died.
+MOMENTS = ["setting aside", "before anything new", "something new", "putting back", "removing"]
+
+
+@pytest.mark.parametrize("moment", ["failed", *MOMENTS])
+def test_a_run_is_there_again_unless_something_of_the_new_one_is(tmp_path: Path, moment: str) -> None:
+    files = old_run(tmp_path)
+    script = f"""
+import os, shutil
+from pathlib import Path
+from gradscope.history.run_folder import HISTORY, RunFolder
+path, end = Path(), lambda *_: os._exit(9)
+folder = RunFolder(path)
+if {moment!r} == "setting aside":
+    rename = Path.rename
+    Path.rename = lambda self, target: end() if self.name.startswith("step") else rename(self, target)
+folder.clear()
+if {moment!r} == "before anything new":
+    end()
+(path / HISTORY).write_bytes(b"new")
+(path / "trace-000007").mkdir()
+if {moment!r} == "putting back":
+    rename = Path.rename
+    Path.rename = lambda self, target: end() if self.name.startswith("step") else rename(self, target)
+if {moment!r} == "removing":
+    shutil.rmtree = end
+    folder.set_aside.remove()
+if {moment!r} == "something new":
+    end()
+folder.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
+    assert done.returncode == (0 if moment == "failed" else 9)
+    RunFolder(tmp_path).close()
+    assert found(tmp_path) == {**({HISTORY: b"new"} if moment == "removing" else files), "golden.npz": b"other"}
+    assert trace_path(tmp_path, 3).exists() == (moment != "removing")
+    assert trace_path(tmp_path, 7).exists() == (moment == "removing")
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".gradscope-")]

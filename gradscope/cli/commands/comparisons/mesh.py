@@ -103,9 +103,9 @@ def mesh(
                 # A process that a library has ended does not say on how many devices it ran.
                 say(f"the run on {counted(count, 'device')} ended with status {status}")
                 raise typer.Exit(status)
-    from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
+        from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
 
-    found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
+        found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
     overview = not (full or everything or selection_options.is_set)
     report = MeshReport(found=found, operations=ops, everything=everything, overview=overview)
     print_report(report, format_options.chosen, target)
@@ -136,13 +136,16 @@ def _path(folder: Path, count: int) -> Path:
 def _prepared_folder(folder: Path, counts: Sequence[int], target: str, *, force: bool) -> Generator[None]:
     """Makes the folder of the output, which does not stay where the block fails and left nothing in it.
 
+    No other command of this kind writes to it meanwhile: the dumps of two would be compared with each other.
+
     Raises:
-        UsageError: It is no folder, or has other files than dumps of the target.
+        UsageError: It is no folder, has other files than dumps of the target, or another command writes to it.
         MachineError: It cannot be made.
     """
     from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.dump.manifest.provenance import without_folder
     from gradscope.dump.storage.writing.atomic_folder import made_folder
+    from gradscope.dump.storage.writing.companions import alone_in
 
     with ExitStack() as made:
         try:
@@ -152,6 +155,7 @@ def _prepared_folder(folder: Path, counts: Sequence[int], target: str, *, force:
         except OSError as error:
             message = f"the folder {folder} cannot be made: {error.strerror}"
             raise MachineError(message, hint="name another one") from error
+        made.enter_context(alone_in(folder, waiting=0))
         for count in () if force else counts:
             replaces_own_dump(_path(folder, count), without_folder(target))
         yield

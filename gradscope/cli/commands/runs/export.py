@@ -105,6 +105,7 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
     """Returns what was written where."""
     from gradscope.dump.storage.storage_errors import machine_errors
     from gradscope.dump.storage.writing.atomic_folder import folder_aside, made_folder
+    from gradscope.dump.storage.writing.companions import WAITING_SECONDS, alone_in
     from gradscope.dump.storage.writing.partial_file import sync_folder
     from gradscope.errors import UsageError
     from gradscope.history.exporting.event_files import export_events
@@ -112,16 +113,22 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
     from gradscope.naming import printable
     from gradscope.naming.wording import counted
 
-    with machine_errors("write to", folder):
-        before = event_files_in(folder) if folder.exists() else []
+    def event_files() -> list[Path]:
+        """Returns those that will be replaced."""
+        with machine_errors("write to", folder):
+            before = event_files_in(folder) if folder.exists() else []
         if before and not force:
             raise UsageError(
                 f"{printable(str(folder))} has event files already", hint="name another folder, or replace with --force"
             )
+        return before
+
+    event_files()  # before the work
     # They are made aside: what ends the process leaves no part of them, and the old ones.
     with machine_errors("write to", folder), made_folder(folder), folder_aside(folder.absolute() / "events") as aside:
         steps = export_events(history, selects, aside)
-        with machine_errors("write to", folder):
+        with alone_in(folder, waiting=WAITING_SECONDS), machine_errors("write to", folder):
+            before = event_files()  # another process may have written some meanwhile
             made = [path.replace(folder / path.name) for path in event_files_in(aside)]
             for path in before:
                 if path not in made:

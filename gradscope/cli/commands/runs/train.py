@@ -147,7 +147,8 @@ def _trained(
             model, name_options.select, name_options.exclude,
             before=lambda: options_before(folder_at_start) if record_options.resume else {},
         )  # fmt: skip
-        arguments = model_options.arguments(model)
+        with reads_remembered():
+            arguments = model_options.arguments(model)
         for note in () if quiet else arguments.notes:
             say(note)
         chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}

@@ -19,6 +19,7 @@ from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.cli.running.starting_jax.joining import join_processes
 from gradscope.cli.running.starting_jax.kept_programs import keep_programs, load_named_programs
 from gradscope.errors import MachineError, UsageError
+from gradscope.user_cache import is_unicode
 
 #: What the loader of shared objects says where there is no memory for one.
 _LACK_OF_MEMORY: Final = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
@@ -127,7 +128,13 @@ def set_up_jax(
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
     if config.jax_compilation_cache_dir is not None:
-        load_named_programs(Path(config.jax_compilation_cache_dir))
+        folder = Path(config.jax_compilation_cache_dir)
+        if not is_unicode(folder):
+            raise MachineError(
+                f"JAX takes no folder for compiled programs whose name is no UTF-8: {str(folder)!r}",
+                hint="correct JAX_COMPILATION_CACHE_DIR, or unset it",
+            )
+        load_named_programs(folder)
         return ()
     return () if not cache else keep_programs(config, (model, *programs_of))
 

@@ -71,11 +71,14 @@ def folder_aside(target: Path) -> Generator[Path]:
 
 
 @contextmanager
-def made_folder(path: Path) -> Generator[None]:
+def made_folder(path: Path) -> Generator[list[Path]]:
     """Makes a folder, and those around it, and removes them again where the block fails and left nothing in them.
 
     Args:
         path: The folder, which may exist.
+
+    Yields:
+        The folders that were made, the outermost first.
 
     Raises:
         FileExistsError: It is no folder.
@@ -86,7 +89,7 @@ def made_folder(path: Path) -> Generator[None]:
     try:
         made.extend(each for each in reversed(missing) if _is_made(each))
         path.mkdir(exist_ok=True)
-        yield
+        yield made
     except BaseException:
         with suppress(OSError):  # it has something in it, or is not there
             for each in reversed(made):

@@ -10,13 +10,44 @@ from pathlib import Path
 from typing import Final
 
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.dump.storage.writing.partial_file import PartialFile, fresh_path, lock, sweep, sync_folder
+from gradscope.dump.storage.writing.partial_file import PartialFile, fresh_path, lock, say_unlocked, sweep, sync_folder
 from gradscope.errors import GradscopeError, UsageError
 from gradscope.naming import printable
 
 #: How long another process that writes to the folder is waited for: what it does meanwhile takes milliseconds.
-_WAITING_SECONDS: Final = 10.0
+WAITING_SECONDS: Final = 10.0
 _POLLING_SECONDS: Final = 0.01
+
+
+@contextmanager
+def alone_in(folder: Path, *, waiting: float) -> Generator[None]:
+    """Keeps others that write files together out of a folder, once they are done: of two, one's files are all there.
+
+    Args:
+        folder: The folder, which exists.
+        waiting: How many seconds others have to be done.
+
+    Raises:
+        UsageError: Another process is not done in time.
+        MachineError: The folder cannot be opened or locked.
+    """
+    with machine_errors("write to", folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + waiting
+        with machine_errors("lock", folder):
+            while (locked := lock(descriptor)) is False:
+                if time.monotonic() > end:
+                    raise UsageError(
+                        f"another process writes to {printable(str(folder))}",
+                        hint="wait for it, or name another folder",
+                    )
+                time.sleep(_POLLING_SECONDS)
+        if locked is None:
+            say_unlocked(folder)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
@@ -36,7 +67,7 @@ def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
             so, and the last is gone.
     """
     *others, last = files
-    with _alone_in(last.parent), ExitStack() as opened:
+    with alone_in(last.parent, waiting=WAITING_SECONDS), ExitStack() as opened:
         before = {target: _identity(target) for target in files}
         parts = {target: _filled(target, data, opened) for target, data in files.items()}
         aside = fresh_path(last)
@@ -55,30 +86,6 @@ def write_together(files: Mapping[Path, bytes], *, replace: bool) -> None:
             raise
         finally:
             aside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Generator[None]:
-    """Keeps others that write files together out of a folder, once they are done: of two, one's files are all there.
-
-    Raises:
-        UsageError: Another process is not done in time.
-    """
-    with machine_errors("write to", folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        end = time.monotonic() + _WAITING_SECONDS
-        with machine_errors("lock", folder):
-            while lock(descriptor) is False:
-                if time.monotonic() > end:
-                    raise UsageError(
-                        f"another process writes to {printable(str(folder))}",
-                        hint="wait for it, or name another folder",
-                    )
-                time.sleep(_POLLING_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

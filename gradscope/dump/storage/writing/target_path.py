@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +20,30 @@ from gradscope.naming import printable
 #: Suffixes of what gradscope makes of a dump or a run, and does not read.
 _MADE: Final = frozenset({".csv", ".html"})
 
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """A `FileKind` is a format of files, by whose suffix programs and folders of steps know them.
+
+    Attributes:
+        name: The format in a sentence, with its article.
+        suffixes: The suffixes that names have; the first is the usual one.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+
+
+DUMP: Final = FileKind("a dump", (".npz",))
+PAGE: Final = FileKind("a page", (".html", ".htm"))
+
 #: What a user writes for standard output in place of a path.
 _STANDARD_OUTPUT: Final = "-"
 
 
-def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = ()) -> Path:
+def checked_target(
+    path: Path, *, force: bool | None, inputs: Iterable[Path] = (), kind: FileKind | None = None
+) -> Path:
     """Returns the regular file, existing or not, that a path refers to; symbolic links are followed.
 
     Args:
@@ -30,9 +51,11 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
         force: Whether a file that exists may be replaced; None where the user cannot say so.
         inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are, nor
             what a model's code has opened to read (see `read_files`).
+        kind: What is written, whose suffix the path or the file has; None for any name.
 
     Raises:
-        UsageError: The path exists (without `force`), is an input, is not a regular file, or has no parent folder.
+        UsageError: The path exists (without `force`), is an input, is not a regular file, has the name of another kind
+            of file, or has no parent folder.
         MachineError: The folder is not writable, or may not be entered.
     """
     shown = printable(str(path))
@@ -53,6 +76,10 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
     # The rename replaces whatever is at the path: run as root, even a device node.
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
+    if mode is not None:
+        require_no_input(target, path, inputs)
+    if kind is not None:
+        _require_suffix(target, path, kind)
     if mode is not None and not force:
         instead = (
             "give another path"
@@ -60,13 +87,21 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
             else "give another path, or replace it with --force (in Python, force=True)"
         )
         raise UsageError(f"{shown} exists", hint=instead)
-    if mode is not None:
-        require_no_input(target, path, inputs)
     if parent is None or not stat.S_ISDIR(parent):
         raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(target.parent))}")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise MachineError(f"cannot write to {shown}: its folder is read-only", hint="choose a folder you may write to")
     return target
+
+
+def _require_suffix(target: Path, path: Path, kind: FileKind) -> None:
+    """Raises an error where neither a path as the user wrote it nor its file has a name of the kind."""
+    if path.suffix not in kind.suffixes and target.suffix not in kind.suffixes:
+        suffix = kind.suffixes[0]
+        raise UsageError(
+            f"cannot write to {printable(str(path))}: the name of {kind.name} ends in {suffix}",
+            hint=f"name it {printable(path.with_suffix(suffix).name)}",
+        )
 
 
 def require_no_input(target: Path, path: Path, inputs: Iterable[Path] = ()) -> None:
@@ -86,6 +121,25 @@ def require_no_input(target: Path, path: Path, inputs: Iterable[Path] = ()) -> N
         return  # there is none
     if role:
         raise UsageError(f"cannot write to {printable(str(path))}: it is {role}", hint="give another path")
+
+
+def is_folder(path: Path) -> bool | None:
+    """Returns whether a path is that of a folder; None where there is nothing.
+
+    Raises:
+        UsageError: There can be nothing, because a name is too long, or has a NUL character.
+        MachineError: A folder on the way may not be entered.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if getattr(error, "errno", None) in {None, errno.ENAMETOOLONG, errno.ELOOP}:
+            raise UsageError(f"cannot write to {printable(str(path))}: {reason}") from error
+        raise MachineError(f"cannot write to {printable(str(path))}: {reason}") from error
+    return path.is_dir()  # a link to nowhere is none
 
 
 def is_stream(path: Path) -> bool:

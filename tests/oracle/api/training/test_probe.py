@@ -365,6 +365,19 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
             step(initial()[0], batch(0))
 
 
+def test_a_first_step_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    def loss(params: Any, x: Any) -> Any:
+        raise ValueError
+
+    for name in ("new/run", "old"):
+        (tmp_path / "old").mkdir(exist_ok=True)
+        probe = gs.Probe(tmp_path / name)
+        step = probe.jit(lambda params, x, probe=probe: probe.value_and_grad(loss)(params, x))
+        with probe, pytest.raises(ValueError):  # noqa: PT011 - the user's own error
+            step({"w": jnp.zeros(3)}, jnp.eye(3))
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "old"]
+
+
 def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
     def steps(numbers: range, state: Any, **options: Any) -> Any:
         with gs.Probe(tmp_path, every=2, **options) as probe:

@@ -10,7 +10,7 @@ import pytest
 
 from gradscope.dump.storage.writing import companions
 from gradscope.dump.storage.writing.atomic_folder import write_folder
-from gradscope.dump.storage.writing.companions import write_together
+from gradscope.dump.storage.writing.companions import alone_in, write_together
 from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.errors import MachineError, UsageError
 
@@ -45,8 +45,8 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
 def test_a_writer_that_is_not_done_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(companions, "_WAITING_SECONDS", 0.05)
-    with companions._alone_in(tmp_path), pytest.raises(UsageError, match="another process writes to "):
+    monkeypatch.setattr(companions, "WAITING_SECONDS", 0.05)
+    with alone_in(tmp_path, waiting=0), pytest.raises(UsageError, match="another process writes to "):
         write_together(files(tmp_path, b"new"), replace=True)
     assert [*tmp_path.iterdir()] == []
 

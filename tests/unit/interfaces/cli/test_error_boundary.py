@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import inspect
 import subprocess
 import sys
 import threading
@@ -121,6 +122,22 @@ def test_a_model_that_takes_python_apart_is_told_so(
     error = f"gradscope: error: the model takes away what Python itself needs, {name}: {type(failure).__name__}: "
     assert capsys.readouterr().err.startswith(error)
     assert getattr(module, attribute)
+
+
+def test_a_model_that_lowers_the_recursion_limit_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, user_frames.__name__, raising=False)  # the frames of this test are no model's
+    before = sys.getrecursionlimit()
+    lowered = len(inspect.stack()) + 60
+
+    def model() -> object:
+        sys.setrecursionlimit(lowered)
+        return raising(RecursionError("maximum recursion depth exceeded"))()
+
+    assert guarded(model, []) == 4
+    assert f"needs, the recursion limit, which is {lowered}: RecursionError: " in capsys.readouterr().err
+    assert sys.getrecursionlimit() == before
 
 
 #: A model whose timer interrupts everything from now on, and what the command then does.
