@@ -196,7 +196,7 @@ def test_odd_targets_are_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_a_name_as_long_as_the_file_system_allows_works(tmp_path: Path) -> None:
-    assert read_all(write(tmp_path / ("n" * 251 + ".npz"), [])) == {}
+    assert read_all(write(tmp_path / ("n" * 255), [])) == {}
 
 
 def test_a_read_only_folder_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,12 @@ class FileKind:
 DUMP: Final = FileKind("a dump", (".npz",))
 PAGE: Final = FileKind("a page", (".html", ".htm"))
 
+#: The suffixes of the formats that a dump or a page may be mistaken for.
+_FORMATS: Final = frozenset(
+    {".npz", ".npy", ".safetensors", ".msgpack", ".pt", ".pth", ".ckpt", ".h5", ".pkl", ".zip", ".py",
+     ".txt", ".log", ".csv", ".json", ".jsonl", ".md", ".html", ".htm", ".svg", ".png", ".pdf"}
+)  # fmt: skip
+
 #: What a user writes for standard output in place of a path.
 _STANDARD_OUTPUT: Final = "-"
 
@@ -95,8 +101,8 @@ def checked_target(
 
 
 def _require_suffix(target: Path, path: Path, kind: FileKind) -> None:
-    """Raises an error where neither a path as the user wrote it nor its file has a name of the kind."""
-    if path.suffix not in kind.suffixes and target.suffix not in kind.suffixes:
+    """Raises an error where the name of a path, and of its file, is that of another kind of file."""
+    if path.suffix.lower() in _FORMATS.difference(kind.suffixes) and target.suffix not in kind.suffixes:
         suffix = kind.suffixes[0]
         raise UsageError(
             f"cannot write to {printable(str(path))}: the name of {kind.name} ends in {suffix}",
