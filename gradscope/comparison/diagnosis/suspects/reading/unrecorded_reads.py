@@ -22,10 +22,15 @@ from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions i
 from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import order_of_parts, users_of
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.joined_values import joined_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.looked_up_rows import rows_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.odd_parts import odd_parts
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_powers import FunctionRead, function_read
-from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import multiplies_another, normalises_another
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import (
+    multiplies_another,
+    normalises_another,
+    order_of_channels,
+)
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.kinds.token_sequences import sequence_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
@@ -69,7 +74,8 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     found = found or rows_read(dumps, pairing, match)
     if found or any(side.looks_up() for side in sides):
         return found
-    found = sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
+    found = sides[0].joined() or sides[1].joined()
+    found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     found = found or sides[0].shown() or sides[1].shown()
     odd = odd_parts(dumps, pairing, sides[0].read) if not found or found.endswith(_NO_ENTRY) else ""
     return ", ".join(filter(None, (found, f"or in {odd}" if odd else "")))
@@ -142,6 +148,20 @@ class _Side:
         known = [Both(*pair) for pair in pairs if pair is not None and _agree(pair)]
         if known and len(known) == len(pairs):
             yield from possible_functions(known, [f"`{self._name(key)}`" for key in self.read], shown.shape)
+
+    def joined(self) -> str:
+        """Returns as which channels the layer reads a value in both programs, in words; "" if not as others."""
+        value, *read = map(self._pairs.pair, (self._key, *self.read))
+        arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
+        if self._layer is None or value is None or arriving is None:
+            return ""
+        known = [(f"`{self._name(key)}`", pair) for key, pair in zip(self.read, read, strict=True) if pair is not None]
+        named = [(name, pair.own) for name, pair in known if _agree(pair)]
+        gradients = (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)
+        if not named or (found := joined_read(named, value, arriving, [*filter(None, gradients)])) is None:
+            return ""
+        words, own, other = found if self._of_ref else (found[0], *found[:0:-1])
+        return f"which reads {words} as {own}, and in the candidate as {other}"
 
     def _whose(self, key: str) -> str:
         """Returns whose axes are meant of a value of the reference, in words; "" where both programs have the same."""
@@ -227,7 +247,8 @@ class _Side:
         params = [self._pairs.pair(key_of(PARAM, name)) for name in self._layer.params]
         known = [pair for pair in params if pair is not None and _agree(pair)]
         if known and len(known) == len(params) and normalises_another(value, known):
-            return self._in_a_step(self._layer)
+            order = order_of_channels(value if self._of_ref else Recovered(*value[::-1]), known)
+            return f"in what it reads, {order}" if order else self._in_a_step(self._layer)
         arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
         gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
         single = read[0] if len(read) == 1 else None
