@@ -22,6 +22,7 @@ from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import 
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_differences import KernelDifferences
+from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import PartOrders
 from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
@@ -82,7 +83,7 @@ def with_other_forms(
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells, functions = CellDifferences.of_both(dumps), FunctionDifferences(dumps)
     unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
-    kernels = KernelDifferences(dumps, matches, unpaired)
+    kernels, parts = KernelDifferences(dumps, matches, unpaired), PartOrders(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -96,7 +97,7 @@ def with_other_forms(
         if not words and row.status == "different":
             before = norms.read_by(match)
             words = functions.words(match, before) or _of_cells(dumps, cells, match) or orders.words(match, before)
-            words = words or kernels.words(match, before)
+            words = words or parts.words(match, before) or kernels.words(match, before)
             words = words or unpaired.words(match, before)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.

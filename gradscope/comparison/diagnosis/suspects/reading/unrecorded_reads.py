@@ -19,11 +19,18 @@ import numpy as np
 from gradscope.comparison.diagnosis.likely.layers.functions.divided_rows import divided_rows
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import possible_functions
 from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions import Both, PossibleFunctions
+from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import order_of_parts, users_of
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.joined_values import joined_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.looked_up_rows import rows_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.odd_parts import odd_parts
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_powers import FunctionRead, function_read
-from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import multiplies_another, normalises_another
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import (
+    multiplies_another,
+    normalises_another,
+    order_of_channels,
+)
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.kinds.token_sequences import sequence_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
@@ -31,7 +38,6 @@ from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Rec
 from gradscope.comparison.diagnosis.suspects.reading.shown_reads import ShownReads
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.layout.layouts import plainly_arranged
-from gradscope.comparison.layout.recipe_steps import Reorder
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -39,6 +45,9 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GR
 
 #: The largest relative error of recovered values that agree.
 _AGREE: Final = 1e-3
+
+#: How it ends that a step differs which no program has an entry for.
+_NO_ENTRY: Final = "that neither program has an entry for"
 
 #: The most elements of a value of which products are tried.
 _MOST_ELEMENTS: Final = 1 << 17
@@ -65,8 +74,11 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     found = found or rows_read(dumps, pairing, match)
     if found or any(side.looks_up() for side in sides):
         return found
-    found = sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
-    return found or sides[0].shown() or sides[1].shown()
+    found = sides[0].joined() or sides[1].joined()
+    found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
+    found = found or sides[0].shown() or sides[1].shown()
+    odd = odd_parts(dumps, pairing, sides[0].read) if not found or found.endswith(_NO_ENTRY) else ""
+    return ", ".join(filter(None, (found, f"or in {odd}" if odd else "")))
 
 
 class _Side:
@@ -77,20 +89,24 @@ class _Side:
         pairing: Their pairing.
         key: The key of the output in the program.
         of_ref: Whether it is the reference.
+
+    Attributes:
+        read: The keys of the values that the layer reads, in the program.
     """
 
     def __init__(self, dumps: Dumps, pairing: Pairing, key: str, *, of_ref: bool) -> None:
         source = dumps.ref if of_ref else dumps.cand
         self._layers, names = source.manifest.layers, frozenset(source.keys())
+        self._users = users_of(dumps.cand.manifest.layers)
         self._key, self._of_ref, self._matches = key, of_ref, pairing.matched
         self._layer = makers_of(self._layers).get(split_key(key)[1])
         self._pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
         sources = sources_of(self._layers).get(key, ())
-        self._read = [each for each in sources if each in names and split_key(each)[0] in (ACTIVATION, INPUT)]
+        self.read = [each for each in sources if each in names and split_key(each)[0] in (ACTIVATION, INPUT)]
 
     def looks_up(self) -> bool:
         """Returns whether the layer reads tokens: which rows of a table it adds up, it decides by itself."""
-        return any(map(self._pairs.is_integer, self._read))
+        return any(map(self._pairs.is_integer, self.read))
 
     def functions(self) -> str:
         """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
@@ -108,12 +124,12 @@ class _Side:
 
         Images may have their channels in another order than their reader was made for, or rows for columns.
         """
-        pairs, shown = [self._pairs.pair(key) for key in self._read], self._shown()
+        pairs, shown = [self._pairs.pair(key) for key in self.read], self._shown()
         if shown is None or len(pairs) != 1 or pairs[0] is None or not _agree(pairs[0]):
             return ""
         if (found := shown.turned(pairs[0])) is None:
             return ""
-        name, whose = f"`{self._name(self._read[0])}`", self._whose(self._read[0])
+        name, whose = f"`{self._name(self.read[0])}`", self._whose(self.read[0])
         told, its = (f"{name} {words}{whose}" if words else name for words in (found if self._of_ref else found[::-1]))
         return f"which reads {told}, and in the candidate {its}"
 
@@ -128,10 +144,24 @@ class _Side:
 
     def _possible(self, shown: ShownReads) -> Iterator[PossibleFunctions]:
         """Yields the functions of what the layer can read that it may read, if that agrees."""
-        pairs = [self._pairs.pair(key) for key in self._read]
+        pairs = [self._pairs.pair(key) for key in self.read]
         known = [Both(*pair) for pair in pairs if pair is not None and _agree(pair)]
         if known and len(known) == len(pairs):
-            yield from possible_functions(known, [f"`{self._name(key)}`" for key in self._read], shown.shape)
+            yield from possible_functions(known, [f"`{self._name(key)}`" for key in self.read], shown.shape)
+
+    def joined(self) -> str:
+        """Returns as which channels the layer reads a value in both programs, in words; "" if not as others."""
+        value, *read = map(self._pairs.pair, (self._key, *self.read))
+        arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
+        if self._layer is None or value is None or arriving is None:
+            return ""
+        known = [(f"`{self._name(key)}`", pair) for key, pair in zip(self.read, read, strict=True) if pair is not None]
+        named = [(name, pair.own) for name, pair in known if _agree(pair)]
+        gradients = (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)
+        if not named or (found := joined_read(named, value, arriving, [*filter(None, gradients)])) is None:
+            return ""
+        words, own, other = found if self._of_ref else (found[0], *found[:0:-1])
+        return f"which reads {words} as {own}, and in the candidate as {other}"
 
     def _whose(self, key: str) -> str:
         """Returns whose axes are meant of a value of the reference, in words; "" where both programs have the same."""
@@ -144,7 +174,7 @@ class _Side:
         Terms of the reference that are scaled in the candidate say which code is at fault, as where a residual stream
         begins with another multiple of the embedding.
         """
-        value, read = self._pairs.pair(self._key), [self._pairs.pair(key) for key in self._read]
+        value, read = self._pairs.pair(self._key), [self._pairs.pair(key) for key in self.read]
         known = [pair for pair in read if pair is not None and _agree(pair)]
         if value is None or len(known) < max(2, len(read)):
             return ""
@@ -155,7 +185,7 @@ class _Side:
         own, other = multiples(value.own, terms[0]), multiples(value.other, terms[1])
         if own is None or other is None or np.allclose(own, other, rtol=_AGREE, atol=0.0):
             return ""
-        names = [f"`{self._name(key)}`" for key in self._read]
+        names = [f"`{self._name(key)}`" for key in self.read]
         return f"which adds up {sum_in_words(own, names)}, and in the candidate {sum_in_words(other, names)}"
 
     def powers(self, other: _Side) -> str:
@@ -163,11 +193,11 @@ class _Side:
         one, two = self._function(), other._function()
         if one is None or two is None or not one.is_other_than(two):
             return ""
-        return f"which reads the {one.words} of `{self._name(self._read[0])}`, and in the candidate the {two.words}"
+        return f"which reads the {one.words} of `{self._name(self.read[0])}`, and in the candidate the {two.words}"
 
     def _function(self) -> FunctionRead | None:
         """Returns which function of the one value that the layer can read it reads; None where that is not known."""
-        read = self._pairs.pair(self._read[0]) if len(self._read) == 1 else None
+        read = self._pairs.pair(self.read[0]) if len(self.read) == 1 else None
         if self._layer is None or read is None or not _agree(read):
             return None
         return function_read(self._layers, self._layer, read.own)
@@ -179,7 +209,7 @@ class _Side:
 
     def recovered(self) -> str:
         """Returns in words that what the layer reads differs, as far as it is recovered; "" where it does not."""
-        if not all(map(_agree, filter(None, map(self._pairs.pair, self._read)))):
+        if not all(map(_agree, filter(None, map(self._pairs.pair, self.read)))):
             return ""  # no step is needed where an input differs that both programs are given
         found = [] if self._layer is None else list(islice(self._pairs.of(self._key, self._layer), 1, None))
         if self._layer is None or not found or any(_agree(each) for each in found):
@@ -201,7 +231,7 @@ class _Side:
         own, its = self._layer, other._layer
         if own is None or its is None or (own.path, own.params) != (its.path, its.params):
             return ""
-        pairs = [self._pairs.pair(key) for key in self._read]
+        pairs = [self._pairs.pair(key) for key in self.read]
         if not all(pair is not None and _agree(pair) for pair in pairs) or "in" not in own.rms or "in" not in its.rms:
             return ""
         differs = abs(its.rms["in"] - own.rms["in"]) > _AGREE * own.rms["in"]
@@ -209,7 +239,7 @@ class _Side:
 
     def shown(self) -> str:
         """Returns in words that what the layer reads differs, as it is right itself; "" where it may be at fault."""
-        value, *read = map(self._pairs.pair, (self._key, *self._read))
+        value, *read = map(self._pairs.pair, (self._key, *self.read))
         if self._layer is None or value is None or not self._is_in_one_order(self._layer):
             return ""
         if not all(pair is not None and _agree(pair) for pair in read):
@@ -217,7 +247,8 @@ class _Side:
         params = [self._pairs.pair(key_of(PARAM, name)) for name in self._layer.params]
         known = [pair for pair in params if pair is not None and _agree(pair)]
         if known and len(known) == len(params) and normalises_another(value, known):
-            return self._in_a_step(self._layer)
+            order = order_of_channels(value if self._of_ref else Recovered(*value[::-1]), known)
+            return f"in what it reads, {order}" if order else self._in_a_step(self._layer)
         arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
         gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
         single = read[0] if len(read) == 1 else None
@@ -229,12 +260,12 @@ class _Side:
         """Returns whether queries, keys and values that are packed otherwise are so in all tensors of a layer."""
         keys = {self._key, *(key_of(PARAM, name) for name in layer.params)}
         own = (each for each in self._matches if not keys.isdisjoint((each.ref,) if self._of_ref else each.recipe.keys))
-        return len({any(isinstance(step, Reorder) for step in each.recipe.steps) for each in own}) < 2
+        return len({order_of_parts(each, self._users) for each in own}) < 2
 
     def _in_a_step(self, layer: Layer) -> str:
-        around = _around(self._layers, layer, self._read)
+        around = _around(self._layers, layer, self.read)
         step = f"a step of `{printable(around)}`" if around else "a step"
-        return f"in what it reads: {step} that neither program has an entry for"
+        return f"in what it reads: {step} {_NO_ENTRY}"
 
 
 def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:

@@ -34,6 +34,9 @@ _OTHER: Final = 1e-2
 #: How far means are from zero and mean squares from one at most of what is normalised: an epsilon is added to these.
 _NORMALISED: Final = 1e-2
 
+#: The most parts of channels whose order is found.
+_MOST_BLOCKS: Final = 16
+
 #: The fewest values of a group that say anything.
 _FEWEST: Final = 4
 
@@ -45,9 +48,32 @@ def normalises_another(value: Recovered, params: Sequence[Recovered]) -> bool:
         value: What it computes.
         params: Its parameters.
     """
+    plain, axes, _ = next(_normalised(value, params), (value, (), 0))
+    return bool(axes) and not is_scaled(plain.own, plain.other, axes)
+
+
+def order_of_channels(value: Recovered, params: Sequence[Recovered]) -> str:
+    """Returns in which order the other program's norm has the channels of what it reads, in words; "" if in no other.
+
+    Args:
+        value: What it computes.
+        params: Its parameters.
+    """
+    for plain, _, channel in _normalised(value, params):
+        count = plain.own.shape[channel]
+        for blocks in (each for each in range(2, _MOST_BLOCKS + 1) if count % each == 0):
+            own, other = (np.split(each, blocks, channel) for each in plain)
+            order = [next((at for at, one in enumerate(own) if _is_close(one, its)), -1) for its in other]
+            if sorted(order) == [*range(blocks)] != order:
+                return f"whose channels are in the order {order} of {blocks} parts"
+    return ""
+
+
+def _normalised(value: Recovered, params: Sequence[Recovered]) -> Iterator[tuple[Recovered, tuple[int, ...], int]]:
+    """Yields what a norm scales and shifts in both programs, over which axes it is normalised, and its channels'."""
     one = value.own
     if one.ndim < 2 or not 0 < len(params) < 3 or any(each.own.ndim != 1 for each in params):
-        return False
+        return
     for channel in dict.fromkeys((one.ndim - 1, 1)):
         if any(each.own.size != one.shape[channel] for each in params):
             continue
@@ -59,8 +85,11 @@ def normalises_another(value: Recovered, params: Sequence[Recovered]) -> bool:
             ]
             for axes in groups_of(one.ndim, channel):
                 if all(_is_normalised(each, axes) for each in plain):
-                    return not is_scaled(plain[0], plain[1], axes)
-    return False
+                    yield Recovered(*plain), axes, channel
+
+
+def _is_close(one: Array, other: Array) -> bool:
+    return bool(np.linalg.norm(one - other) <= _FITS * np.linalg.norm(one))
 
 
 def _is_normalised(value: Array, axes: tuple[int, ...]) -> bool:
