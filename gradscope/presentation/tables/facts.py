@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -192,14 +193,25 @@ def _behind_zeros(manifest: Manifest) -> str:
 
 
 def parameters_of_parts(names: Sequence[str]) -> str:
-    """Returns a number of parameters, and the outermost parts of the model that they are in.
+    """Returns a number of parameters, and the parts of the model that they are in.
+
+    Of each outermost part, it is the innermost one that has all of them, as one block of many.
 
     Args:
         names: Their names.
     """
-    parts = list(dict.fromkeys(printable(name.partition("/")[0]) for name in names))
+    scopes: dict[str, list[list[str]]] = {}
+    for name in names:
+        scopes.setdefault(name.partition("/")[0], []).append(name.split("/")[:-1])
+    parts = [printable("/".join(_common(those)) or part) for part, those in scopes.items()]
     more = f" and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
     return f"{counted(len(names), 'parameter')} of {', '.join(parts[:_MOST_PARTS])}{more}"
+
+
+def _common(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Returns what some paths begin with, component by component."""
+    levels = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return [level[0] for level in levels]
 
 
 def _seconds(seconds: float) -> str:

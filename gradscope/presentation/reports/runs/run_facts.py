@@ -60,7 +60,8 @@ def run_facts(
 def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
     """Returns the first and the last loss that are known, the last with its step where that was not recorded.
 
-    Of losses that are not finite in the end, it has the step from which on they are not.
+    Of losses that are not finite in the end, it has the step from which on they are not; of those that are not at both
+    ends, how many are not.
 
     Args:
         steps: What was recorded of each step, by column.
@@ -69,6 +70,8 @@ def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray])
     values, at, recorded = losses["loss"], losses["step"], steps["step"]
     ends = f"{_shown(values[0])} to {_shown(values[-1])}"
     finite = np.flatnonzero(np.isfinite(values))
+    if len(values) > 1 and not np.isfinite(values[[0, -1]]).any():
+        return f"{_shown(values[-1])} at {len(values) - len(finite)} of {len(values)} steps"
     broken = int(finite[-1]) + 1 if finite.size else 0
     if 0 < broken < len(values) - 1:
         return f"{ends} from step {at[broken]} on"
@@ -86,7 +89,7 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning)}
+    facts: dict[str, str] = {}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
     elif learning.climbing:
@@ -95,6 +98,8 @@ def learning_notes(learning: Learning) -> list[Note]:
             "step, which raises the loss, and those of the others do not: where that is not meant, they have the other "
             "sign, or a weight decay that outweighs the gradient"
         )
+    if learning.level is not None:  # behind why
+        facts["learning"] = _learning(learning.level, learning)
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"

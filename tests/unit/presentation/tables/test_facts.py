@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradscope.dump.manifest.manifest import Cause
-from gradscope.presentation.tables.facts import facts
+from gradscope.presentation.tables.facts import facts, parameters_of_parts
 from tests.support.report_samples import small_network
 
 
@@ -61,8 +61,15 @@ def test_parameters_that_wait_for_others_to_move_from_zero_are_said_and_those_th
 
     gate = "masked: multiplied by exact zeros in mul at net.py:7: {} is 0".format
     one, other = gate("param/gate"), gate("the product of param/ada/kernel")
-    assert said(one) == "1 parameter of block0: no gradient while param/gate is zero"
+    assert said(one) == "1 parameter of block0/up: no gradient while param/gate is zero"
     assert said(one, f"{one}; {other}") == (
-        "2 parameters of block0, block1: no gradient while param/gate and 1 more are zero"
+        "2 parameters of block0/up, block1/up: no gradient while param/gate and 1 more are zero"
     )
     assert said(gate("input/mask"), f"{one}; {gate('input/mask')}", "masked: multiplied by exact zeros in mul") is None
+
+
+def test_parameters_are_of_the_innermost_parts_that_have_them_all() -> None:
+    block = [f"blocks/1/{name}" for name in ("attn/query/kernel", "attn/query/bias", "mlp/kernel")]
+    assert parameters_of_parts([*block, "head/bias", "scale"]) == "5 parameters of blocks/1, head, scale"
+    assert parameters_of_parts([*block, "blocks/2/mlp/kernel"]) == "4 parameters of blocks"
+    assert parameters_of_parts(["a/b/kernel", "a/b/bias"]) == "2 parameters of a/b"
