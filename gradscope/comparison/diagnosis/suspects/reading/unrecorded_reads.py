@@ -22,7 +22,7 @@ from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions i
 from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import order_of_parts, users_of
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
-from gradscope.comparison.diagnosis.suspects.reading.kinds.joined_values import joined_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.joined_reads import joined_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.looked_up_rows import rows_read
 from gradscope.comparison.diagnosis.suspects.reading.kinds.odd_parts import odd_parts
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_powers import FunctionRead, function_read

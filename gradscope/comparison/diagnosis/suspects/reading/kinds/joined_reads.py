@@ -67,7 +67,8 @@ def joined_read(
                 continue
             words, made = (f"the {function} of {name}", ELEMENTWISE[function](read)) if function else (name, read)
             for part in _parts(words, made, value.own):
-                others = [each.shape[part.channels] for other, each in named if other != name]
+                beside = (each for other, each in named if other != name and each.ndim == part.value.ndim)
+                others = [each.shape[part.channels] for each in beside]
                 if (places := _places(part, others, sent, kernels[0])) is not None:
                     width = part.value.shape[part.channels]
                     own, other = (f"the channels {at} to {at + width - 1}" for at in places)
