@@ -56,8 +56,7 @@ def uneven_updates(history: History) -> UnevenUpdates | None:
         for name, param in params.items()
         if name in updates and updates[name].shape == param.shape and len(param) >= _FEWEST and (param > 0).all()
     }
-    moved = {name: share for name, share in shares.items() if 0 < share < np.inf}
-    moved = _most_of_layers(moved)
+    moved = _most_of_layers({name: share for name, share in shares.items() if 0 < share < np.inf})
     if len(moved) < 2:
         return None
     least, most = min(moved, key=lambda name: moved[name]), max(moved, key=lambda name: moved[name])

@@ -70,3 +70,23 @@ def test_kernels_or_what_is_between_them(
     found, words = reason(function, gain, **options)
     assert found == rule, (found, words)
     assert re.match(said, words) if said else not words, words
+
+
+@pytest.mark.parametrize("places", [16, 20])
+def test_nothing_is_said_of_kernels_whose_axes_are_not_known(places: int) -> None:
+    """Where an image has as many places as channels, two axes of a kernel may be those of its outputs."""
+    random = np.random.default_rng(0)
+    kernels = {f"layer{n:02}": jnp.float32(random.normal(0, 0.25 / 12, (3, 3, 16, 16))) for n in range(14)}
+    x = jnp.float32(random.normal(size=(4, places, places, 16)))
+
+    def loss(params: Any, x: Any) -> Any:
+        for name, kernel in params.items():
+            with jax.named_scope(name):
+                x = jnp.tanh(
+                    jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                )
+        return (x**2).mean()
+
+    (found,) = (each for each in gs.capture(loss, kernels, x).findings() if each.rule == "vanishing")
+    assert bool(re.search(r"the kernels shrink it by (3.9\d|4|4.0\d) each", found.why)) is (places != 16)
+    assert ("kernels" in found.why) is (places != 16)

@@ -57,7 +57,7 @@ def checked_target(
         force: Whether a file that exists may be replaced; None where the user cannot say so.
         inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are, nor
             what a model's code has opened to read (see `read_files`).
-        kind: What is written, whose suffix the path or the file has; None for any name.
+        kind: What is written, which gets no name that has the suffix of another format; None for any name.
 
     Raises:
         UsageError: The path exists (without `force`), is an input, is not a regular file, has the name of another kind

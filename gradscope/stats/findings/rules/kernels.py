@@ -152,12 +152,12 @@ def _is_kernel(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:
 
 def _expected_gain(kernel: Entry, shape: tuple[int, ...], output: Entry) -> float | None:
     """Returns the factor that a kernel of random elements has, of an own shape; None where its axes are not known."""
-    # The axes of the outputs are the last, as in JAX, or the first, as in PyTorch and Equinox.
-    outputs = next(
-        (shape[-axes:] for axes in range(len(shape) - 1, 0, -1) if shape[-axes:] == output.shape[-axes:]), ()
-    )
-    outputs = outputs or (shape[:1] if shape[0] in output.shape[1:] else ())
-    return column(kernel, "rms") * math.sqrt(math.prod(shape) / math.prod(outputs)) if outputs else None
+    # The axes of the outputs are the last, as in JAX, or the first, as in PyTorch and Equinox. How many they are is not
+    # known where an image has as many places as channels.
+    outputs = {math.prod(shape[-axes:]) for axes in range(1, len(shape)) if shape[-axes:] == output.shape[-axes:]} or {
+        shape[0]
+    }.intersection(output.shape[1:])
+    return None if len(outputs) != 1 else column(kernel, "rms") * math.sqrt(math.prod(shape) / outputs.pop())
 
 
 def _gain(layer: Layer, output: Entry, biases: Sequence[Entry]) -> float | None:

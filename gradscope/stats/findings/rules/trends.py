@@ -67,6 +67,8 @@ _BOUND_THE_STATE: Final = (
 )
 #: The part of a trend up to which the kernels have no part in it, and up to the rest of which they are not all of it.
 _SHARE: Final = 0.25
+#: The part above which the kernels' scale is not what makes a trend: something takes most of it out again.
+_MOST_SHARE: Final = 2
 #: What is said of functions whose derivative is below 1.
 _DERIVATIVES: Final = {
     "logistic": "a sigmoid, whose derivative is at most 0.25",
@@ -219,7 +221,7 @@ def _reason(evidence: RuleEvidence, layers: Sequence[tuple[KernelLayer, Entry]],
         between = "what is between them" + (f", as {function}" if function else "")
         return f"; not by the kernels, which change it by {gain:.3g} each, but by {between}"
     signal = signal_trend([each for each, _ in layers])
-    if share < 0 or signal is None or -signal.slope / of_kernels < _SHARE:
+    if not 0 < share <= _MOST_SHARE or signal is None or -signal.slope / of_kernels < _SHARE:
         return ""
     each = f"the kernels {verb} it by {max(gain, 1 / gain):.3g} each"
     if share < 1 - _SHARE:
