@@ -13,13 +13,14 @@ from gradscope.dump.record import Json
 from gradscope.history.database.schema import FAULTS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault
-from gradscope.history.views.climbing import Climb, climb, climbing_parameters
-from gradscope.history.views.frozen_parameters import frozen_parameters
 from gradscope.history.views.loss_fall import NoFall, no_fall
-from gradscope.history.views.rounded_updates import rounded_parameters
-from gradscope.history.views.shrinking import Shrinking, shrinking
-from gradscope.history.views.small_updates import SmallUpdates, small_updates
-from gradscope.history.views.uneven_updates import UnevenUpdates, uneven_updates
+from gradscope.history.views.recorded_batches import RecordedBatches, recorded_batches
+from gradscope.history.views.updates.climbing import Climb, climb, climbing_parameters
+from gradscope.history.views.updates.frozen_parameters import frozen_parameters
+from gradscope.history.views.updates.rounded_updates import rounded_parameters
+from gradscope.history.views.updates.shrinking import Shrinking, shrinking
+from gradscope.history.views.updates.small_updates import SmallUpdates, small_updates
+from gradscope.history.views.updates.uneven_updates import UnevenUpdates, uneven_updates
 from gradscope.naming import printable
 
 
@@ -37,6 +38,7 @@ class Learning:
         shrinking: Of a loss that has hardly fallen, how the parameters shrink away; None where they do not.
         climb: How the updates climb the loss; None where they do not.
         climbing: The parameters whose updates alone climb the loss, while those of others descend.
+        batches: What is unusual in the recorded batches.
     """
 
     faults: tuple[LossFault, ...] = ()
@@ -48,12 +50,14 @@ class Learning:
     shrinking: Shrinking | None = None
     climb: Climb | None = None
     climbing: tuple[str, ...] = ()
+    batches: RecordedBatches = RecordedBatches()  # noqa: RUF009 - frozen
 
     @property
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
         climbs = self.climb or self.climbing
-        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs}
+        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs,
+                "sorted": self.batches.sorted}  # fmt: skip
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
@@ -66,6 +70,8 @@ class Learning:
         shrinks: dict[str, Json] = {} if self.shrinking is None else {"shrinking": asdict(self.shrinking)}
         uneven: dict[str, Json] = {} if self.uneven is None else {"uneven": asdict(self.uneven)}
         found |= {} if self.level is None else {"level": asdict(self.level) | small | uneven | shrinks}
+        batches: dict[str, Json] = {name: each for name, each in asdict(self.batches).items() if each}
+        found |= {"batches": batches} if batches else {}
         climbs: dict[str, Json] = {} if self.climb is None else asdict(self.climb)
         climbs |= {"parameters": list(self.climbing)} if self.climbing else {}
         return {**found, "climbing": climbs} if climbs else found
@@ -75,8 +81,8 @@ class Learning:
 LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeated", "stale")
 #: Those of faults in it.
 LOSS_FAULTS: Final = ("broadcast", "saturated")
-#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen.
-MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded")
+#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen, a batch has one class.
+MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded", "sorted")
 #: All words of what a run may say.
 LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
@@ -102,6 +108,7 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
         uneven=None if level is None else uneven_updates(history),
         shrinking=None if level is None else shrinking(history),
         climbing=() if climbs is not None else climbing_parameters(history, falls=level is None),
+        batches=recorded_batches(history),
     )  # fmt: skip
 
 

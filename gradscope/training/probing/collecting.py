@@ -67,6 +67,7 @@ class Collector:
         self.outlines: list[Seen] = []
         self.shapes: dict[str, Any] = {}
         self.arguments: list[tuple[str, Any]] = []
+        self._inputs: dict[str, list[Any]] = {}
         self.changes: dict[LossFault, ExpectedChange] = {}
 
     def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
@@ -92,6 +93,7 @@ class Collector:
             arrays = jax.tree_util.tree_leaves((call.variables, call.batch))
             keys = [naming.key_of(leaf.family, leaf.name) for leaf in leaves]
             self.arguments += zip(keys, arrays, strict=True)
+            self._observe_inputs(call)
         self.losses.append(out[0][0] if signature.has_aux else out[0])
         return out
 
@@ -112,11 +114,11 @@ class Collector:
         updates, after = self._by_name(self._updates, "updates"), self._by_name(self._after, "params")
         if not updates:
             updates = {name: new - self._params[name] for name, new in after.items()}
-        vectors = _merged(self._seen, gradients)
+        vectors = {key: _together(each) for key, each in self._inputs.items()} | _merged(self._seen, gradients)
         own = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in updates.items()} | self._slots()
         chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
         vectors |= {key: core_statistics(leaf) for key, leaf in chosen.items()}
-        self.shapes = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
+        self.shapes |= {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
         numbers = {"loss": _mean(self.losses), "grad_norm": tree_norm(gradients)}
         numbers["param_norm"] = tree_norm(self._params)
         if updates:
@@ -150,6 +152,13 @@ class Collector:
                 self._params[name] = param
                 self._paths[path] = name
                 self._gradients.setdefault(name, []).append(gradient)
+
+    def _observe_inputs(self, call: Call) -> None:
+        for leaf, array in zip(leaves_of(call.batch, naming.INPUT), jax.tree_util.tree_leaves(call.batch), strict=True):
+            key = naming.key_of(naming.INPUT, leaf.name)
+            if is_array(array) and selects(self._spec, key):
+                self._inputs.setdefault(key, []).append(core_statistics(array))
+                self.shapes[key] = jax.ShapeDtypeStruct(array.shape, array.dtype)
 
     def _by_name(self, tree: Any, what: str) -> dict[str, Any]:
         """Returns the leaves of a pytree like the parameters by parameter.
@@ -257,13 +266,17 @@ def _merged(seen: Sequence[Seen], gradients: Mapping[str, Any]) -> dict[str, Any
     merged: dict[str, Any] = {}
     for key, vectors in found.items():
         family, name = naming.split_key(key)
-        if len(vectors) == 1 or family == naming.PARAM:
+        if family == naming.PARAM:
             merged[key] = vectors[0]
-        elif family == naming.PARAM_GRAD:
+        elif family == naming.PARAM_GRAD and len(vectors) > 1:
             merged[key] = core_statistics(gradients[name])
         else:
-            merged[key] = merged_statistics(vectors)
+            merged[key] = _together(vectors)
     return merged
+
+
+def _together(vectors: Sequence[Any]) -> Any:
+    return vectors[0] if len(vectors) == 1 else merged_statistics(vectors)
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.views.climbing import climb, climbing_parameters
+from gradscope.history.views.updates.climbing import climb, climbing_parameters
 
 
 def recorded(folder: Path, cosines: Sequence[tuple[float | None, float | None]], **facts: str) -> History:

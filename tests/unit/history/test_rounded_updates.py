@@ -11,7 +11,7 @@ import pytest
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.views.rounded_updates import rounded_parameters
+from gradscope.history.views.updates.rounded_updates import rounded_parameters
 
 
 def statistics(array: np.ndarray) -> dict[str, float | int | None]:

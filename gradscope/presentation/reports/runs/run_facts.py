@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 
 from gradscope.history.history_rows import LossFault
-from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
-from gradscope.history.views.small_updates import EPSILON, SmallUpdates
+from gradscope.history.views.recorded_batches import SortedInput
+from gradscope.history.views.updates.climbing import Climb
+from gradscope.history.views.updates.small_updates import EPSILON, SmallUpdates
 from gradscope.naming import printable
 from gradscope.naming.wording import percent
 from gradscope.presentation.render.document import Note
@@ -47,7 +48,8 @@ def run_facts(
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
-    facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
+    of_one = ", all of the same batch" if learning.batches.same else ""
+    facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{of_one}{up_to}"
     if at is not None:
         facts["tables"] = f"of step {at}"
     if resumed_from is not None:
@@ -108,6 +110,8 @@ def learning_notes(learning: Learning) -> list[Note]:
             f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
             "as it is less than half the distance to the next value: keep them as float32, and cast them in the loss"
         )
+    if learning.batches.sorted:
+        facts["sorted"] = " and ".join(map(_sorted, learning.batches.sorted))
     return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
 
 
@@ -118,6 +122,13 @@ def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
         faults: What the run states.
     """
     return [Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in faults]
+
+
+def _sorted(by: SortedInput) -> str:
+    return (
+        f"{printable(by.name)} has one value in each of the {by.steps} recorded batches, {by.first:g} in the first and "
+        f"{by.last:g} later: where that is not meant, the examples are sorted by it, so shuffle them"
+    )
 
 
 def _climbing(climb: Climb) -> str:

@@ -463,8 +463,9 @@ def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> 
     return before
 
 
-def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_drifts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("observed", [True, False])
+def test_wrong_targets_are_blamed_on_themselves_and_on_no_parameter_that_drifts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, observed: bool
 ) -> None:
     def residuals(params: Any, batch: Any) -> Any:
         with jax.named_scope("hidden"):
@@ -473,13 +474,17 @@ def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_dri
             predicted = (hidden @ params["head"]["w"])[:, 0]
         return jnp.mean((predicted - batch["y"].reshape(-1)) ** 2)
 
-    with gs.Probe(tmp_path) as probe:
+    with gs.Probe(tmp_path, exclude=() if observed else ("input/y",)) as probe:
         step, state = probe.jit(loop_step(probe.value_and_grad, probe.record, residuals)), initial()
         for number in range(80):
             each = batch(number)
             state, _ = step(state, {**each, "y": each["y"] * (100.0 if number == SPIKE else 1)})
     with gs.load(tmp_path) as run:
-        assert [alarm.key for alarm in run.alarms if alarm.rule == "loss-spike"] == [None]
+        named = "input/y" if observed else None
+        assert [alarm.key for alarm in run.alarms if alarm.rule == "loss-spike"] == [named]
+    if observed:
+        assert "loss-spike: input/y deviates most" in caplog.text
+        return
     _, look = caplog.text.split("; no observed tensor deviates, so look at the batch: gradscope show ")
     folder, *families = look.splitlines()[0].split()
     assert families == ["--families", "input"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradscope.history.history_rows import Alarm, LossFault
-from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning
+from gradscope.history.views.updates.climbing import Climb
 from gradscope.presentation.render.screen import DOUBTFUL
 from gradscope.presentation.reports.runs.alarm_words import run_verdict
 

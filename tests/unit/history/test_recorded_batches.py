@@ -1,0 +1,84 @@
+"""A run says that its recorded batches are one, and that its examples come sorted by a label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.views.recorded_batches import RecordedBatches, SortedInput, recorded_batches
+
+RNG = np.random.default_rng(3)
+FEW, MANY = RNG.normal(size=(16, 4)), RNG.normal(size=(70, 16, 4))
+LABELS = RNG.integers(0, 5, size=(70, 16))
+
+
+def read(folder: Path, made: Callable[[int], dict[str, np.ndarray]], *, steps: int = 7) -> RecordedBatches:
+    """What is unusual in the batches of a run that records every tenth step."""
+    rows = [TensorRow(family="input", name=name, shape=x.shape, dtype=str(x.dtype)) for name, x in made(0).items()]
+    with HistoryWriter(folder, from_step=0, facts={}) as history:
+        history.describe({}, rows)
+        for step in range(0, 10 * steps, 10):
+            stats: dict[str, dict[str, float | int | None]] = {
+                f"input/{name}": {
+                    "l2": float(np.linalg.norm(x.ravel())), "mean": float(x.mean()), "std": float(x.std()),
+                    "amax": float(np.abs(x).max()), "zeros": int((x == 0).sum()),
+                }
+                for name, x in made(step).items()
+            }  # fmt: skip
+            record = StepRecord(numbers={"step": step, "loss": 1.0}, stats=stats)
+            history.write(lambda record=record: record)
+    with History(folder) as history:
+        return recorded_batches(history)
+
+
+@pytest.mark.parametrize(
+    ("made", "steps", "same"),
+    [
+        (lambda _: {"x": FEW, "mask": np.ones(16)}, 7, True),
+        (lambda _: {"x": FEW}, 2, False),
+        (lambda step: {"x": MANY[step]}, 7, False),
+        (lambda step: {"x": FEW, "label": LABELS[step]}, 7, False),
+        (lambda step: {"x": FEW, "key": LABELS[step, :2].astype(np.uint32)}, 7, True),  # of the dropout
+        (lambda _: {"mask": np.ones(16)}, 7, False),  # it tells no batch from another
+    ],
+)
+def test_the_batches_are_one(
+    made: Callable[[int], dict[str, np.ndarray]], steps: int, same: bool, tmp_path: Path
+) -> None:
+    assert read(tmp_path, made, steps=steps) == RecordedBatches(same=same)
+
+
+def _label(value: int) -> np.ndarray:
+    return np.full(16, value)
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        (lambda step: _label(step // 30), (0, 2)),
+        (lambda step: _label([7, 3, 5, 7, 7, 7, 7][step // 10]), (7, 5)),
+        (lambda step: _label(step > 30).astype(bool), (0, 1)),
+        (lambda _: _label(4), None),  # the data have one class
+        (lambda step: LABELS[step], None),
+        (lambda step: _label(step // 30).astype(np.float32), None),  # as a weight by a schedule
+        (lambda step: _label(step + 1), None),  # the number of the step
+        (lambda step: _label(step // 30)[:4], None),
+        (lambda step: np.where(np.arange(16) < 15, step // 30, 9), None),
+    ],
+)
+def test_the_examples_are_sorted_by_a_label(
+    label: Callable[[int], np.ndarray], told: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    found = read(tmp_path, lambda step: {"x": MANY[step], "label": label(step)})
+    expected = () if told is None else (SortedInput(name="label", steps=7, first=told[0], last=told[1]),)
+    assert found == RecordedBatches(sorted=expected)
+
+
+def test_an_input_of_its_own_sorts_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, lambda step: {"task": _label(step // 30)}) == RecordedBatches()
