@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import shlex
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_the_folder_of_a_run_is_its_last_state(folder: Path) -> None:
         for at, name in (("run", "last"), ("run/state-000024.npz", "same"), ("run/state-000020.npz", "before"))
     ]
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_loss_that_does_not_fall_has_the_command_that_dumps_its_model(folder: Path) -> None:
+    options = ("--optimizer", "sgd(1e-9)", "--dtype", "bfloat16", "--steps", 40, "-o", "a flat run")
+    done = gradscope(*TRAIN, *options, folder=folder)
+    assert "gradscope explain learning" in done.plain, done.errors
+    look = next(line for line in done.lines if line.startswith("look ")).removeprefix("look").split("gradscope ")[1]
+    assert look == "dump net.py --data data.py:batches --dtype bfloat16 --checkpoint 'a flat run'"
+    dumped = gradscope(*shlex.split(look), "-o", "flat.npz", "-q", folder=folder)
+    assert dumped.status == 0, dumped.errors
+    # A run whose loss falls needs none.
+    assert "look " not in gradscope("show", "run", folder=folder).plain
 
 
 def test_the_last_states_are_kept(folder: Path) -> None:

@@ -96,7 +96,8 @@ _LABELS: Final = {
     "largest at": "The index of the first element of the largest magnitude, from 0 along each axis, and the element",
     "not finite at": "The index of the first NaN or infinity of a tensor, from 0 along each axis, and the element",
     "more": "The options that show the rest, or a part",
-    "look": "The commands that show the step of the worst alarm of a training run, and what its rule means",
+    "look": "The commands that show the step of the worst alarm of a training run, and what its rule means; of a loss "
+    "that has hardly fallen, the command that dumps the model as the run left it, with findings",
     "explain": "The command that says what a word means",
     "steps": "How many steps a training run has taken and recorded",
     "model": "The model whose layers or operations are listed",

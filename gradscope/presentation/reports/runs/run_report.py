@@ -27,6 +27,7 @@ from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.origins import origin_json, origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, run_verdict, worst_alarm
+from gradscope.presentation.reports.runs.model_command import dump_command
 from gradscope.presentation.reports.runs.run_annotations import run_annotations
 from gradscope.presentation.reports.runs.run_facts import run_facts
 from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
@@ -76,6 +77,7 @@ class RunReport:
         overview: Whether a terminal shows the trends, or the first lines of each table of the step, on one screen.
         checked: The rules and words that make the command fail and are errors as annotations.
         in_order: Whether rows are in the order of the step, and not sorted.
+        dump: The command that dumps the model of the run; "" where there is none.
     """
 
     command: str
@@ -94,6 +96,7 @@ class RunReport:
     overview: bool = False
     checked: frozenset[str] = frozenset()
     in_order: bool = True
+    dump: str = ""
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the alarms, and the facts about the run last; one screen begins with these.
@@ -179,13 +182,16 @@ class RunReport:
 
     def _end(self) -> Sequence[Note]:
         """Returns that there is no alarm, which the list of alarms does not say, or how to look at the worst one."""
-        return self._look() if self.alarms else [self.verdict]
+        return self._look() if self.alarms else [self.verdict, *self._look()]
 
     def _look(self) -> Sequence[Note]:
-        """Returns the commands that show the step of the worst alarm, and what its rule means."""
+        """Returns the commands that show the step of the worst alarm, and what its rule means.
+
+        Of a loss that has hardly fallen, whose numbers are sound, it has the one that dumps the model.
+        """
         worst = worst_alarm(self.alarms)
         if worst is None:
-            return []
+            return [Note(label="look", text=self.dump)] if self.dump and self.learning.level is not None else []
         recorded = worst.step in self.steps["step"] and worst.step != self.at
         command = command_at(worst, self.path) or (
             f"gradscope show {shlex.quote(self.path)} --step {worst.step}" if recorded else ""
@@ -237,7 +243,7 @@ def step_report(
         alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen, step), learning=learns, overview=overview, checked=checked,
-        in_order=sort is None,
+        in_order=sort is None, dump=dump_command(history, path),
     )  # fmt: skip
 
 
@@ -278,7 +284,7 @@ def trends_report(
         taken=steps_taken(history, losses["step"], alarms), alarms=alarms,
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen), learning=learning(history, steps, losses), overview=overview,
-        checked=checked, in_order=sort is None,
+        checked=checked, in_order=sort is None, dump=dump_command(history, path),
     )  # fmt: skip
 
 
