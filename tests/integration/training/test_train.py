@@ -172,11 +172,15 @@ def test_the_folder_of_a_run_is_its_last_state(folder: Path) -> None:
 
 
 def test_a_loss_that_does_not_fall_has_the_command_that_dumps_its_model(folder: Path) -> None:
-    options = ("--optimizer", "sgd(1e-9)", "--dtype", "bfloat16", "--steps", 40, "-o", "a flat run")
+    options = ("--optimizer", "sgd(1e-5)", "--matmul-precision", "highest", "--steps", 40, "-o", "a flat run")
     done = gradscope(*TRAIN, *options, folder=folder)
     assert "gradscope explain learning" in done.plain, done.errors
-    look = next(line for line in done.lines if line.startswith("look ")).removeprefix("look").split("gradscope ")[1]
-    assert look == "dump net.py --data data.py:batches --dtype bfloat16 --checkpoint 'a flat run'"
+    look = (
+        next(line for line in done.plain.splitlines() if line.startswith("look "))
+        .removeprefix("look")
+        .split("gradscope ")[1]
+    )
+    assert look == "dump net.py --data data.py:batches --matmul-precision highest --checkpoint 'a flat run'"
     dumped = gradscope(*shlex.split(look), "-o", "flat.npz", "-q", folder=folder)
     assert dumped.status == 0, dumped.errors
     # A run whose loss falls needs none.
