@@ -109,6 +109,10 @@ def _rule(text: str, location: str) -> Rule:
     if location.endswith(".py") or "/" in location or Path(location).is_file():
         return "path"
     parts = location.split(".")
+    called, parenthesis, arguments = location.partition("(")
+    if parenthesis and called:
+        hint = f"a call follows a colon and its name: {called}:NAME({arguments}"
+        raise UsageError(f"{text!r} does not name a model: {called} is called, and no name in it", hint=hint)
     if not all(part.isidentifier() for part in parts):
         raise _malformed(text, f"{location!r} is neither a file nor the name of a module or of a zoo model")
     if _is_module(parts[0]):

@@ -95,6 +95,21 @@ def test_a_call_passes_its_arguments() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("resnet50(depth=18)", "resnet50:NAME(depth=18)"),
+        ("net.py(18)", "net.py:NAME(18)"),
+        ("a.b(x", "a.b:NAME(x"),
+    ],
+)
+def test_a_file_or_module_that_is_called_has_the_form_of_a_call(text: str, form: str) -> None:
+    with pytest.raises(UsageError, match="is called, and no name in it") as caught:
+        parse_target(text)
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith(f": {form}")
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "there is no file, module or zoo name"),
