@@ -48,7 +48,7 @@ def run_facts(
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
-    of_one = ", all of the same batch" if learning.batches.same else ""
+    of_one = " (all of one batch)" if learning.batches.same else ""
     facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{of_one}{up_to}"
     if at is not None:
         facts["tables"] = f"of step {at}"
