@@ -13,8 +13,9 @@ from gradscope import naming
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 
-#: The fewest recorded steps that say so.
+#: The fewest recorded steps that say that batches are one, and that examples are sorted.
 _FEWEST: Final = 3
+_FEWEST_SORTED: Final = 5
 #: The fewest values of an input that are one by more than chance: with two classes, in one of a hundred batches.
 #: Smaller ones are the number of a step, a weight, or a random key, which differ where the examples do not.
 _VALUES: Final = 8
@@ -26,7 +27,7 @@ _ROUNDING: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedInput:
-    """A `SortedInput` is an input of whole numbers that has one value in each batch, and another in other batches.
+    """A `SortedInput` is an input of whole numbers that has one value in each batch, which rises or falls in time.
 
     Attributes:
         name: Its name.
@@ -85,12 +86,23 @@ def _has_one_value(series: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput | None:
     is_whole = tensor.dtype is not None and tensor.dtype.startswith(("int", "uint", "bool"))
-    if not is_whole or not _has_one_value(series).all():
+    if not is_whole or len(series["step"]) < _FEWEST_SORTED or not _has_one_value(series).all():
         return None
     values = np.round(series["mean"])
+    if not _is_ordered(values):
+        return None
     others = values[values != values[0]]
     # The number of the step, or one that grows with it, is the same for all examples.
     counts = np.ptp(np.diff(values) / np.diff(series["step"])) == 0 and len(np.unique(values)) == len(values)
     if not others.size or counts:
         return None
     return SortedInput(name=tensor.name, steps=len(values), first=float(values[0]), last=float(others[-1]))
+
+
+def _is_ordered(values: np.ndarray) -> bool:
+    """Returns whether values rise, or fall, and begin anew: those of groups, as of one length, come in turns."""
+    starts = np.flatnonzero((values[1:] == values[0]) & (values[:-1] != values[0])) + 1
+    if len(starts) and len(np.unique(values)) < 3:
+        return False  # two values in turns do that in any order
+    changes = [np.diff(each) for each in np.split(values, starts)]
+    return any(all((sign * each >= 0).all() for each in changes) for sign in (1, -1))

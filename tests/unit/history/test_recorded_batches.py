@@ -62,7 +62,10 @@ def _label(value: int) -> np.ndarray:
     ("label", "told"),
     [
         (lambda step: _label(step // 30), (0, 2)),
-        (lambda step: _label([7, 3, 5, 7, 7, 7, 7][step // 10]), (7, 5)),
+        (lambda step: _label([7, 7, 7, 3, 3, 1, 1][step // 10]), (7, 1)),
+        (lambda step: _label([1, 3, 4, 1, 3, 4, 4][step // 10]), (1, 4)),  # twice
+        (lambda step: _label([5, 12, 7, 5, 7, 12, 12][step // 10]), None),  # groups of one length
+        (lambda step: _label([5, 12, 5, 12, 12, 5, 12][step // 10]), None),
         (lambda step: _label(step > 30).astype(bool), (0, 1)),
         (lambda _: _label(4), None),  # the data have one class
         (lambda step: LABELS[step], None),
