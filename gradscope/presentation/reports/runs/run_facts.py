@@ -48,8 +48,7 @@ def run_facts(
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
-    of_one = " (all of one batch)" if learning.batches.same else ""
-    facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{of_one}{up_to}"
+    facts["steps"] = f"{steps_words(taken, recorded, learning)}{up_to}"
     if at is not None:
         facts["tables"] = f"of step {at}"
     if resumed_from is not None:
@@ -57,6 +56,18 @@ def run_facts(
     facts["run"] = path
     notes = [Note(label=label, text=text) for label, text in facts.items()]
     return [*notes[:1], *learning_notes(learning), *notes[1:]]
+
+
+def steps_words(taken: int, recorded: np.ndarray, learning: Learning) -> str:
+    """Returns how many steps a run has taken and recorded, and whether what it recorded is of one batch.
+
+    Args:
+        taken: How many it has taken.
+        recorded: The recorded ones.
+        learning: What the run says of its batches.
+    """
+    of_one = " (all of one batch)" if learning.batches.same else ""
+    return f"{count(taken)} taken, {count(len(recorded))} recorded{of_one}"
 
 
 def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
