@@ -33,7 +33,7 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.layout.layouts import Shape, plainly_arranged
+from gradscope.comparison.layout.layouts import Shape, usually_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -151,7 +151,7 @@ class _Norms:
         if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
             return ""
         with np.errstate(all="ignore"):  # it may be no norm at all
-            reads = [_in_shape(each, values[0].shape) for each in known]
+            reads = [way for each in known for way in _in_shape(each, values[0].shape)]
             return norm_difference(values, reads) or self._evaluated.words(match, values, reads)
 
     def words_of_sums(self, match: Match) -> tuple[str, bool]:
@@ -186,10 +186,10 @@ def _own_parameters(source: DumpSource) -> dict[str, list[str]]:
     }
 
 
-def _in_shape(pair: tuple[Array, Array], shape: Shape) -> tuple[Array, Array]:
-    """Returns what both programs read in the shape of what they make of it, where that is plain."""
-    one, other = (each if each.ndim < 2 else plainly_arranged(each, shape) for each in pair)
-    return pair if one is None or other is None else (one, other)
+def _in_shape(pair: tuple[Array, Array], shape: Shape) -> list[tuple[Array, Array]]:
+    """Returns what both programs read in the shape of what they make of it, in each usual way; as it is for none."""
+    ways = [usually_arranged(each, shape) for each in pair] if pair[0].ndim > 1 else []
+    return [(one, other) for one, other in zip(*ways, strict=True)] or [pair]
 
 
 def _of_cells(dumps: Dumps, cells: tuple[CellDifferences, CellDifferences], match: Match) -> str:
