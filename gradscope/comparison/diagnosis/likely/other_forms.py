@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import Par
 from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
+from gradscope.comparison.diagnosis.likely.layers.other_parameters import OtherParameters
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
 from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
@@ -83,6 +84,7 @@ def with_other_forms(
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells, functions = CellDifferences.of_both(dumps), FunctionDifferences(dumps)
     unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
+    others = OtherParameters(dumps, matches)
     kernels, parts = KernelDifferences(dumps, matches, unpaired), PartOrders(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
@@ -98,7 +100,7 @@ def with_other_forms(
             before = norms.read_by(match)
             words = functions.words(match, before) or _of_cells(dumps, cells, match) or orders.words(match, before)
             words = words or parts.words(match, before) or kernels.words(match, before)
-            words = words or unpaired.words(match, before)
+            words = words or unpaired.words(match, before) or others.words(match)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.
                 found[keys[0]] = reduced, not reductions.have_steps(match)
@@ -129,7 +131,14 @@ class _Norms:
     """
 
     def __init__(self, dumps: Dumps, matches: Sequence[Match], of_cand: Mapping[str, Match]) -> None:
-        self._dumps, self._sums, self._evaluated = dumps, SummedReads(dumps, of_cand), EvaluatedNorms(dumps)
+        params = {
+            dumps.cand.resolve(key): each
+            for each in matches
+            if split_key(each.ref)[0] == PARAM
+            for key in each.recipe.keys
+        }
+        self._dumps, self._evaluated = dumps, EvaluatedNorms(dumps)
+        self._sums = SummedReads(dumps, {**params, **of_cand})
         read = (each for each in matches if split_key(each.ref)[0] in (ACTIVATION, INPUT, PARAM))
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         self._owners = {dumps.ref.resolve(each.ref): each for each in read}
