@@ -187,6 +187,24 @@ def plainly_arranged(array: Array, shape: Shape) -> Array | None:
     return array.transpose(ways[0]) if len(ways) == 1 else None
 
 
+def usually_arranged(array: Array, shape: Shape) -> list[Array]:
+    """Returns an array in another shape as it is plainly arranged, or else with its channels moved, in each usual way.
+
+    Where several axes have one size, the shape does not tell whether the channels of an image come before its space.
+
+    Args:
+        array: The array.
+        shape: The shape.
+    """
+    plain = plainly_arranged(array, shape)
+    found = [] if plain is None else [plain]
+    if array.ndim == len(shape) > 2 and (plain is None or array.shape == shape):
+        first, *space, last = range(array.ndim)
+        ways = dict.fromkeys(((first, *space[1:], last, space[0]), (first, last, *space)))
+        found += [array.transpose(axes) for axes in ways if _ordered(array.shape, axes) == shape]
+    return found
+
+
 def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
     """Returns the layouts of a kernel that is reversed along its spatial axes, all but two, or the first axis."""
     if not 2 <= len(ref) <= _MOST_AXES:

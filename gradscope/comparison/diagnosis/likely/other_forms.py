@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import Par
 from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
+from gradscope.comparison.diagnosis.likely.layers.other_parameters import OtherParameters
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
 from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
@@ -33,7 +34,7 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.layout.layouts import Shape, plainly_arranged
+from gradscope.comparison.layout.layouts import Shape, usually_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -83,6 +84,7 @@ def with_other_forms(
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells, functions = CellDifferences.of_both(dumps), FunctionDifferences(dumps)
     unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
+    others = OtherParameters(dumps, matches)
     kernels, parts = KernelDifferences(dumps, matches, unpaired), PartOrders(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
@@ -98,7 +100,7 @@ def with_other_forms(
             before = norms.read_by(match)
             words = functions.words(match, before) or _of_cells(dumps, cells, match) or orders.words(match, before)
             words = words or parts.words(match, before) or kernels.words(match, before)
-            words = words or unpaired.words(match, before)
+            words = words or unpaired.words(match, before) or others.words(match)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.
                 found[keys[0]] = reduced, not reductions.have_steps(match)
@@ -129,7 +131,14 @@ class _Norms:
     """
 
     def __init__(self, dumps: Dumps, matches: Sequence[Match], of_cand: Mapping[str, Match]) -> None:
-        self._dumps, self._sums, self._evaluated = dumps, SummedReads(dumps, of_cand), EvaluatedNorms(dumps)
+        params = {
+            dumps.cand.resolve(key): each
+            for each in matches
+            if split_key(each.ref)[0] == PARAM
+            for key in each.recipe.keys
+        }
+        self._dumps, self._evaluated = dumps, EvaluatedNorms(dumps)
+        self._sums = SummedReads(dumps, {**params, **of_cand})
         read = (each for each in matches if split_key(each.ref)[0] in (ACTIVATION, INPUT, PARAM))
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         self._owners = {dumps.ref.resolve(each.ref): each for each in read}
@@ -151,7 +160,7 @@ class _Norms:
         if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
             return ""
         with np.errstate(all="ignore"):  # it may be no norm at all
-            reads = [_in_shape(each, values[0].shape) for each in known]
+            reads = [way for each in known for way in _in_shape(each, values[0].shape)]
             return norm_difference(values, reads) or self._evaluated.words(match, values, reads)
 
     def words_of_sums(self, match: Match) -> tuple[str, bool]:
@@ -186,10 +195,10 @@ def _own_parameters(source: DumpSource) -> dict[str, list[str]]:
     }
 
 
-def _in_shape(pair: tuple[Array, Array], shape: Shape) -> tuple[Array, Array]:
-    """Returns what both programs read in the shape of what they make of it, where that is plain."""
-    one, other = (each if each.ndim < 2 else plainly_arranged(each, shape) for each in pair)
-    return pair if one is None or other is None else (one, other)
+def _in_shape(pair: tuple[Array, Array], shape: Shape) -> list[tuple[Array, Array]]:
+    """Returns what both programs read in the shape of what they make of it, in each usual way; as it is for none."""
+    ways = [usually_arranged(each, shape) for each in pair] if pair[0].ndim > 1 else []
+    return [(one, other) for one, other in zip(*ways, strict=True)] or [pair]
 
 
 def _of_cells(dumps: Dumps, cells: tuple[CellDifferences, CellDifferences], match: Match) -> str:

@@ -2,13 +2,14 @@
 
 Neither program may have an entry for the sum: a block of PyTorch adds what it is given and applies a rectifier to that.
 Which values are added up, and which function is applied, the values show by themselves: a value is that of one other
-before it or of the sum of two.
+before it or of the sum of two. Whatever else makes both values, their difference may be a value before them, or that of
+two: the port leaves out a term, or has another one in its place.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.layout.layouts import usually_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, INPUT, key_of, printable, split_key
@@ -30,6 +32,10 @@ _FEWEST: Final = 8
 
 #: The relative error up to which a value is that of a sum.
 _ROUNDING: Final = 1e-5
+
+#: The share of a difference that is left where a term makes it, and of a value up to which rounding makes one.
+_LEFT: Final = 1e-3
+_FINE: Final = 1e-6
 
 #: The functions of a sum, by their words.
 _FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
@@ -55,7 +61,7 @@ class SumDifferences:
         """
         one, other = self._ref.sum_of(match.ref), self._cand.sum_of(match.cand)
         if one is None or other is None:
-            return ""
+            return self._of_terms(match)
         own, its = sorted(map(_quoted, one.terms)), sorted(map(self._name, other.terms))
         if (own, one.function) == (its, other.function):
             return ""
@@ -66,6 +72,23 @@ class SumDifferences:
         ):
             return ""
         return f"is {one.words(own)} in the reference, and {other.words(its)} in the candidate"
+
+    def _of_terms(self, match: Match) -> str:
+        """Returns a clause about terms by which the candidate's value differs from the reference's; "" for none."""
+        one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
+        if one is None or other is None or one.shape != other.shape or one.size < _FEWEST:
+            return ""
+        terms = self._ref.terms_of(match.ref, one.shape)
+        apart, most = other - one, _FINE * float(np.linalg.norm(one))
+        if not terms or not float(np.linalg.norm(apart)) * _LEFT > most:
+            return ""
+        left = _left_by(apart, [each for _, each in terms])
+        if left is None:
+            return ""
+        less, more = (None if at is None else _quoted(terms[at][0]) for at in left)
+        if less is None or more is None:
+            return f"is the reference's less {less}" if more is None else f"is the reference's plus {more}"
+        return f"is the reference's with {more} in place of {less}"
 
     def _name(self, key: str) -> str:
         """Returns the reference's name of a value of the candidate, or else its own."""
@@ -97,6 +120,7 @@ class _Values:
 
     def __init__(self, source: DumpSource) -> None:
         self._source, self._tensors = source, FloatTensors(source)
+        self.tensor, self.made = self._tensors.tensor, self._tensors.made
         self._entries = [
             each
             for each in source.manifest.entries
@@ -109,18 +133,30 @@ class _Values:
         Args:
             key: The key of the value.
         """
-        own = self._source.entry(self._source.resolve(key))
         value = self._tensors.tensor(key)
         if value is None or value.size < 2:
             return None
-        before = [
-            each
-            for each in self._entries
-            if each.shape == own.shape and (each.family == INPUT or each.site.index < own.site.index)
-        ]
-        keys = [key_of(each.family, each.name) for each in sorted(before, key=lambda each: -each.site.index)]
-        known = {each: tensor for each in keys[:_MOST_TERMS] if (tensor := self._tensors.tensor(each)) is not None}
+        keys = itertools.islice(self._before(key, lambda shape: shape == value.shape), _MOST_TERMS)
+        known = {each: tensor for each in keys if (tensor := self._tensors.tensor(each)) is not None}
         return _sum_of(known, value)
+
+    def terms_of(self, key: str, shape: tuple[int, ...]) -> list[tuple[str, Array]]:
+        """Returns the keys of values that may be terms of another one, each in its shape in one of the usual ways.
+
+        Args:
+            key: The key of the value.
+            shape: Its shape.
+        """
+        keys = itertools.islice(self._before(key, lambda own: sorted(own) == sorted(shape)), _MOST_TERMS)
+        known = ((each, tensor) for each in keys if (tensor := self._tensors.tensor(each)) is not None)
+        return [(each, way) for each, tensor in known for way in usually_arranged(tensor, shape)]
+
+    def _before(self, key: str, fits: Callable[[tuple[int, ...]], bool]) -> list[str]:
+        """Returns the keys of the values before another whose shapes fit, the nearest first."""
+        index = self._source.entry(self._source.resolve(key)).site.index
+        near = (each for each in self._entries if each.family == INPUT or each.site.index < index)
+        before = sorted((each for each in near if fits(each.shape)), key=lambda each: -each.site.index)
+        return [key_of(each.family, each.name) for each in before]
 
     def is_sum(self, key: str, of: _Sum) -> bool:
         """Returns whether a value is the function of the sum.
@@ -155,6 +191,30 @@ def _sum_of(terms: Mapping[str, Array], value: Array) -> _Sum | None:
                 if np.linalg.norm(whole - value) <= _ROUNDING * np.linalg.norm(value):
                     return _Sum(names, words)
     return None
+
+
+def _left_by(apart: Array, terms: Sequence[Array]) -> tuple[int | None, int | None] | None:
+    """Returns which of some terms a difference is less, and which it is more; None where it is neither.
+
+    Args:
+        apart: The difference.
+        terms: The terms.
+    """
+    step = -(-apart.size // _SAMPLE)
+    sample, made = apart.ravel()[::step], np.stack([each.ravel()[::step] for each in terms])
+    single = [*((at, None) for at in range(len(terms))), *((None, at) for at in range(len(terms)))]
+    for chosen in (single, [*itertools.permutations(range(len(terms)), 2)]):
+        sums = np.stack([_signed(made, each) for each in chosen]) if chosen else made[:0]
+        for at in np.flatnonzero(np.linalg.norm(sums - sample, axis=1) <= _LEFT * np.linalg.norm(sample)):
+            if np.linalg.norm(_signed(terms, chosen[at]) - apart) <= _LEFT * np.linalg.norm(apart):
+                return chosen[at]
+    return None
+
+
+def _signed(terms: Sequence[Array] | Array, chosen: tuple[int | None, int | None]) -> Array:
+    """Returns what is left of some terms where one is taken away and one is added."""
+    less, more = chosen
+    return (0.0 if more is None else terms[more]) - (np.zeros(1) if less is None else terms[less])
 
 
 def _quoted(key: str) -> str:

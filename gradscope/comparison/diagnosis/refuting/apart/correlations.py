@@ -35,8 +35,9 @@ _FEW_FEATURES: Final = 4
 _REACH: Final = 8
 
 
-#: How a convolution may go on behind the edge of what it reads.
-Padding: TypeAlias = Literal["constant", "wrap", "reflect", "symmetric", "edge"]
+#: How a convolution may go on behind the edge of what it reads. One element behind it is the same at the edge and by
+#: symmetry: what comes first is said.
+Padding: TypeAlias = Literal["constant", "wrap", "reflect", "edge", "symmetric"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

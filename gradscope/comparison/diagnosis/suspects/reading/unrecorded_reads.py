@@ -246,9 +246,11 @@ class _Side:
             return ""
         params = [self._pairs.pair(key_of(PARAM, name)) for name in self._layer.params]
         known = [pair for pair in params if pair is not None and _agree(pair)]
-        if known and len(known) == len(params) and normalises_another(value, known):
-            order = order_of_channels(value if self._of_ref else Recovered(*value[::-1]), known)
-            return f"in what it reads, {order}" if order else self._in_a_step(self._layer)
+        if len(known) == len(params):
+            if order := order_of_channels(value if self._of_ref else Recovered(*value[::-1]), known):
+                return f"in what it reads, {order}"
+            if normalises_another(value, known):
+                return self._in_a_step(self._layer)
         arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
         gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
         single = read[0] if len(read) == 1 else None

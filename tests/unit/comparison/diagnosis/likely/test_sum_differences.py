@@ -116,3 +116,49 @@ def test_a_layer_and_its_last_operation_are_one_term_by_two_names() -> None:
     differs = source({**changed, "block": 2 * kernel + other})
     told = "is `kernel` + `stem` in the reference, and `kernel` + `more` in the candidate"
     assert SumDifferences(Dumps(ref=ref, cand=differs), pairs).words(pairs["activation/block"]) == told
+
+
+def _scaled(join: Callable[[Any, Any, Any], Any], *, port: bool) -> Dump:
+    """Returns a capture of a block that adds a scaled branch, whose channels are last, to an image."""
+    order = ("NHWC", "HWIO", "NHWC") if port else ("NCHW", "OIHW", "NCHW")
+    drawn = np.random.default_rng(8)
+    image = drawn.normal(size=(2, 4, 4, 4)).astype(np.float32)
+    weights = {name: drawn.normal(size=(3, 3, 4, 4)).astype(np.float32) for name in ("stem", "deep")}
+    weights = {name: each if port else each.transpose(3, 2, 0, 1) for name, each in weights.items()}
+    weights |= {"fc": drawn.normal(size=(4, 4)), "scale": drawn.normal(size=4)}
+
+    def loss(weights: Any, x: Any) -> Any:
+        def conv(name: str, x: Any) -> Any:
+            with jax.named_scope(name):
+                return jax.lax.conv_general_dilated(x, weights[name], (1, 1), "SAME", dimension_numbers=order)
+
+        x = conv("stem", x)
+        z = conv("deep", x)
+        with jax.named_scope("Block_0" if port else "block"):
+            with jax.named_scope("fc"):
+                y = jax.nn.relu(z if port else z.transpose(0, 2, 3, 1)) @ weights["fc"]
+            y = y * weights["scale"]
+            x = join(x, y if port else y.transpose(0, 3, 1, 2), z)
+        return jnp.square(jnp.sin(x)).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        arrays = {name: np.ascontiguousarray(each, np.float32) for name, each in weights.items()}
+        return gs.capture(loss, arrays, image if port else image.transpose(0, 3, 1, 2).copy(), origins=False)
+
+
+@pytest.mark.parametrize(
+    ("join", "words"),
+    [
+        (lambda _x, y, _z: y, "less `stem`"),
+        (lambda x, y, z: x + y + z, "plus `deep`"),
+        (lambda _, y, z: z + y, "with `deep` in place of `stem`"),
+    ],
+    ids=["left out", "added", "another"],
+)
+def test_a_term_of_a_sum_is_told_whatever_the_others_are_and_in_whatever_layout(join: Any, words: str) -> None:
+    reference = _scaled(lambda x, y, _: x + y, port=False)
+    assert gs.compare(reference, _scaled(lambda x, y, _: x + y, port=True))
+    sentence = gs.compare(reference, _scaled(join, port=True)).sentence
+    assert f"; it is the reference's {words};" in sentence, sentence
+    scaled = gs.compare(reference, _scaled(lambda x, y, _: x + 1.5 * y, port=True)).sentence
+    assert "it is the reference's" not in scaled, scaled

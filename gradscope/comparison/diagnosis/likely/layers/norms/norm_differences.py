@@ -37,8 +37,12 @@ _FEW_PLACES: Final = 8
 _MAY_MAKE: Final = 1e-3
 
 #: The fewest values of a group that say anything, and the fewest groups that tell a number which is added to variances
-#: from one that they are multiplied by.
+#: from one that they are multiplied by. Two groups show that a norm makes them: one number is added to both variances.
 _FEWEST: Final = 4
+_FEWEST_GROUPS: Final = 2
+
+#: How far the deviation of a group alone is from one at most behind a norm: what is added to a variance is small.
+_UNIT: Final = 1e-2
 
 
 def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Array]]) -> str:
@@ -53,9 +57,10 @@ def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Ar
         return ""
     one, other = (_found([pair[side] for pair in reads], value) for side, value in enumerate(values))
     if one is not None and other is not None:
-        if words := _of_groups(one[0], other[0]):
-            return words
-        return _of_factors(one[1], other[1], float(np.linalg.norm(cand - ref)))
+        if one[0].read != other[0].read:  # norms of two values
+            return ""
+        words = _of_groups(one[0], other[0])
+        return words or _of_factors(one[1], other[1], float(np.linalg.norm(cand - ref)))
     what = "the mean and the variance of what it reads"
     if one is not None and (others := one[0].other_numbers([pair[1] for pair in reads], cand)):
         return f"normalises by {others}, and the reference by {what}"
@@ -107,7 +112,7 @@ def _of_scales(ref: _Norm, cand: _Norm) -> str:
 def _of_factors(ref: NormFactors, cand: NormFactors, difference: float) -> str:
     """Returns what makes the factors of two norms differ, in words; "" where that is not clear."""
     made = ref.error(cand.factor)
-    if made < _MOST * difference:
+    if made < _MOST * difference or ref.variance.size < _FEWEST:
         return ""
     one: list[tuple[float, str]] = []
     both: list[tuple[float, str]] = []
@@ -188,7 +193,8 @@ class _Norm(NamedTuple):
             return None
         variance, size = np.square(rest).mean(self.axes), np.sqrt(np.square(rest * scale).sum(self.axes))
         found = NormFactors(factor=factor.reshape(variance.shape), variance=variance, size=size, count=count)
-        return found if variance.size >= _FEWEST and found.are_of_variances() else None
+        many = variance.size >= _FEWEST_GROUPS or bool(np.all(np.abs(found.factor * np.sqrt(variance) - 1) <= _UNIT))
+        return found if many and found.are_of_variances() else None
 
     def other_numbers(self, reads: Sequence[Array], value: Array) -> str:
         """Returns by what other numbers each group of a value is normalised, in words; "" where it is by none.

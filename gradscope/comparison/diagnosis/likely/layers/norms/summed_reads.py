@@ -20,13 +20,16 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import ACTIVATION, INPUT, key_of, printable, split_key
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_key
 from gradscope.naming.wording import brief
 
 #: The most norms that are looked at, the most terms of a sum, and the most elements of a value.
 _MOST_PAIRS: Final = 4
 _MOST_TERMS: Final = 8
 _MOST_ELEMENTS: Final = 1 << 18
+
+#: The families of terms: a table of positions is added as it is.
+_TERMS: Final = (ACTIVATION, INPUT, PARAM)
 
 #: The number of groups by which multiples are found, of elements of each, and the fewest of them for each term.
 _GROUPS: Final = 6
@@ -46,7 +49,7 @@ class SummedReads:
 
     Args:
         dumps: The dumps.
-        pairs: The pairs of values by the candidate's owners.
+        pairs: The pairs of values and parameters by the candidate's owners.
     """
 
     def __init__(self, dumps: Dumps, pairs: Mapping[str, Match]) -> None:
@@ -141,7 +144,7 @@ class _Values:
         self._entries = [
             each
             for each in source.manifest.entries
-            if each.family in (ACTIVATION, INPUT) and each.alias_of is None and each.absent is None
+            if each.family in _TERMS and each.alias_of is None and each.absent is None
         ]
 
     def sum_of(
@@ -175,9 +178,10 @@ class _Values:
     def _before(self, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
         """Yields the values nearest before another that may be added up to a value of a shape, the nearest first."""
         index = self._source.entry(self._source.resolve(key)).site.index
-        near = (each for each in self._entries if each.family == INPUT or each.site.index < index)
+        near = (each for each in self._entries if each.family != ACTIVATION or each.site.index < index)
         fitting = (each for each in near if _spreads(each, shape))
-        keys = (key_of(each.family, each.name) for each in sorted(fitting, key=lambda each: -each.site.index))
+        ordered = sorted(fitting, key=lambda each: (each.family == PARAM, -each.site.index))
+        keys = (key_of(each.family, each.name) for each in ordered)
         known = ((each, tensor) for each in keys if (tensor := self._tensors.tensor(each)) is not None and tensor.any())
         return itertools.islice(known, _MOST_TERMS)
 

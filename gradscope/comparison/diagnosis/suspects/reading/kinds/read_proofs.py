@@ -1,5 +1,7 @@
 """A layer that is right in both programs, and whose output differs, reads another value: its tensors show both.
 
+- `order_of_channels`: a layer that scales and shifts channels, as a norm does, has those of one program in another
+  order in the other.
 - `normalises_another`: the outputs of a norm are normalised over the same values in both programs, with one scale and
   one bias, and differ by more than a factor for each group of values. So the norm is right.
 - `multiplies_another`: the gradient of a kernel is that of a product with the value before it in one program and not in
@@ -48,18 +50,24 @@ def normalises_another(value: Recovered, params: Sequence[Recovered]) -> bool:
         value: What it computes.
         params: Its parameters.
     """
-    plain, axes, _ = next(_normalised(value, params), (value, (), 0))
-    return bool(axes) and not is_scaled(plain.own, plain.other, axes)
+    for plain, channel in _unscaled(value, params):
+        for axes in groups_of(plain.own.ndim, channel):
+            if all(_is_normalised(each, axes) for each in plain):
+                return not is_scaled(plain.own, plain.other, axes)
+    return False
 
 
 def order_of_channels(value: Recovered, params: Sequence[Recovered]) -> str:
-    """Returns in which order the other program's norm has the channels of what it reads, in words; "" if in no other.
+    """Returns in which order the other program's layer has the channels that it scales and shifts, in words.
 
     Args:
         value: What it computes.
         params: Its parameters.
+
+    Returns:
+        The words; "" where the channels of one program are in no other order in the other.
     """
-    for plain, _, channel in _normalised(value, params):
+    for plain, channel in _unscaled(value, params):
         count = plain.own.shape[channel]
         for blocks in (each for each in range(2, _MOST_BLOCKS + 1) if count % each == 0):
             own, other = (np.split(each, blocks, channel) for each in plain)
@@ -69,23 +77,23 @@ def order_of_channels(value: Recovered, params: Sequence[Recovered]) -> str:
     return ""
 
 
-def _normalised(value: Recovered, params: Sequence[Recovered]) -> Iterator[tuple[Recovered, tuple[int, ...], int]]:
-    """Yields what a norm scales and shifts in both programs, over which axes it is normalised, and its channels'."""
-    one = value.own
-    if one.ndim < 2 or not 0 < len(params) < 3 or any(each.own.ndim != 1 for each in params):
+def _unscaled(value: Recovered, params: Sequence[Recovered]) -> Iterator[tuple[Recovered, int]]:
+    """Yields what a layer scales and shifts in both programs, and the axis of its channels."""
+    rank = value.own.ndim
+    if rank < 2 or not 0 < len(params) < 3 or any(max(each.own.shape, default=0) != each.own.size for each in params):
         return
-    for channel in dict.fromkeys((one.ndim - 1, 1)):
-        if any(each.own.size != one.shape[channel] for each in params):
+    for channel in dict.fromkeys((rank - 1, 1)):
+        if any(each.own.size != value.own.shape[channel] for each in params):
             continue
-        along = [-1 if axis == channel else 1 for axis in range(one.ndim)]
+        along = [-1 if axis == channel else 1 for axis in range(rank)]
         for scale, *rest in itertools.permutations(params):
-            plain = [
-                (each - sum(bias[at].reshape(along) for bias in rest)) / scale[at].reshape(along)
-                for at, each in enumerate(value)
-            ]
-            for axes in groups_of(one.ndim, channel):
-                if all(_is_normalised(each, axes) for each in plain):
-                    yield Recovered(*plain), axes, channel
+            yield (
+                Recovered(*(
+                    (each - sum(bias[at].reshape(along) for bias in rest)) / scale[at].reshape(along)
+                    for at, each in enumerate(value)
+                )),
+                channel,
+            )  # fmt: skip
 
 
 def _is_close(one: Array, other: Array) -> bool:

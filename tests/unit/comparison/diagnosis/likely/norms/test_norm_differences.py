@@ -13,6 +13,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.diagnosis.likely.layers.norms import norm_differences
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
+from tests.support.ports.port import captured
 
 DRAW = np.random.default_rng(3)
 CHANNELS = 16
@@ -83,6 +84,46 @@ def test_norms_over_other_groups_of_values_are_told() -> None:
         by_example = (TOKENS - TOKENS.mean(axes, keepdims=True)) / TOKENS.std(axes, keepdims=True) * SCALE + BIAS
         found = _words(TOKENS, _norm(TOKENS, LAYER), by_example)
         assert found == f"normalises over {words} of each example, and the reference over axes [2]"
+
+
+def test_two_examples_show_what_is_normalised_and_not_what_is_added_to_their_variances() -> None:
+    two = TOKENS[:2]
+    by_example = (two - two.mean((1, 2), keepdims=True)) / two.std((1, 2), keepdims=True) * SCALE + BIAS
+    told = "normalises over all channels of each example, and the reference over axes [2]"
+    assert _words(two, _norm(two, LAYER), by_example) == told
+    rows = TOKENS[:2, 0]
+    assert not _words(rows, _norm(rows, (1,)), _norm(rows, (1,), epsilon=1e-2))
+    # One example does where hardly anything is added: any number is that of a variance and something more.
+    assert _words(two[:1], _norm(two[:1], LAYER), by_example[:1]) == told
+    assert told not in _words(two[:1], _norm(two[:1], LAYER), (by_example[:1] - BIAS) / 2 + BIAS)
+
+
+def _image_norm(axes: tuple[int, ...], *, port: bool) -> Dump:
+    """A norm of the channels of a convolution, which has them first in the reference; all axes have one size."""
+    image = np.random.default_rng(4).normal(size=(3, 8, 8, 8)).astype(np.float32)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        order = ("NHWC", "HWIO", "NHWC") if port else ("NCHW", "OIHW", "NCHW")
+        with jax.named_scope("Conv_0" if port else "conv"):
+            x = jax.lax.conv_general_dilated(batch["x"], weights["kernel"], (1, 1), "SAME", dimension_numbers=order)
+        x = x if port else x.transpose(0, 2, 3, 1)
+        with jax.named_scope("LayerNorm_0" if port else "norm"):
+            x = (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
+            x = x * weights["scale"] + weights["bias"]
+        return jnp.square(jnp.tanh(x)).mean()
+
+    drawn = np.random.default_rng(6).normal(size=(3, 3, 8, 8)).astype(np.float32)
+    weights = {"kernel": drawn if port else drawn.transpose(3, 2, 0, 1), "scale": SCALE[:8], "bias": BIAS[:8]}
+    weights = {name: np.ascontiguousarray(each, np.float32) for name, each in weights.items()}
+    return captured((loss, weights, {"x": image if port else image.transpose(0, 3, 1, 2)}))
+
+
+def test_a_norm_is_known_behind_an_image_whose_axes_have_one_size() -> None:
+    reference = _image_norm((3,), port=False)
+    assert gs.compare(reference, _image_norm((3,), port=True))
+    for axes, words in (((1, 2), "8 groups of channels"), ((1, 2, 3), "all channels")):
+        sentence = gs.compare(reference, _image_norm(axes, port=True)).sentence
+        assert f"; it normalises over {words} of each example, and the reference over axes [3];" in sentence, sentence
 
 
 def test_a_norm_over_groups_of_interleaved_channels_is_told() -> None:

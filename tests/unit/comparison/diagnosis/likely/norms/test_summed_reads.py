@@ -130,3 +130,36 @@ def test_a_sum_that_has_a_name_in_one_program_alone_is_the_sum_of_its_terms() ->
     assert gs.compare(reference, _stacked(of_port=True)).verdict == "same"
     found = gs.compare(reference, _stacked(of_port=True, epsilon=0.01))
     assert "it adds 1.0e-2 to the variance, and the reference 1.0e-5" in found.sentence, found.sentence
+
+
+@cache
+def _positioned(*, of_port: bool, epsilon: float = 1e-5, table: str = "table") -> Dump:
+    """A norm that reads the sum of a layer and a table of positions, which no layer looks up."""
+    embed, norm = map(jax.named_scope, ("Dense_0", "LayerNorm_0") if of_port else ("embed", "norm"))
+    added = {"table": drawn(7, 5, 12), "other": drawn(8, 5, 12)}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with embed:
+            x = x @ weights["embed"]
+        x = x + (weights[table][None] if table else 0)
+        with norm:
+            x = _normalised(x, epsilon, centred=True) * weights["scale"][None, None] + weights["bias"][None, None]
+        return jnp.sin(x).mean() + jnp.square(weights["other"]).mean()
+
+    return gs.capture(loss, _WEIGHTS | added, drawn(6, 4, 5, 6), origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"epsilon": 0.1}, "adds 0.10 to the variance, and the reference 1.0e-5"),
+        ({"table": ""}, "reads `embed`, and the reference `embed` + `table`"),
+        ({"table": "other"}, "reads `embed` + `other`, and the reference `embed` + `table`"),
+    ],
+)
+def test_a_parameter_may_be_a_term_of_what_a_norm_reads(fault: dict[str, Any], words: str) -> None:
+    reference = _positioned(of_port=False)
+    assert gs.compare(reference, _positioned(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _positioned(of_port=True, **fault))
+    assert found.sentence.startswith("Forward first differs at `norm` ("), found.sentence
+    assert f", made here; it {words};" in found.sentence, found.sentence

@@ -124,3 +124,40 @@ def test_patches_that_are_merged_in_another_order_are_told(*, norm: bool, at: st
     assert found.verdict == "different"
     assert found.sentence.startswith(f"Forward first differs at `{at}`"), found.sentence
     assert told in found.sentence
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("shifted", [True, False], ids=["scale and bias", "scale alone"])
+def test_channels_in_another_order_are_told_of_a_norm_of_groups(*, groups: int, shifted: bool) -> None:
+    def net(*, ported: bool = False, exchanged: bool = False, wrong: float = 1.0) -> gs.Dump:
+        names = {"stem": "Conv_0", "norm": "GroupNorm_0"} if ported else {"stem": "stem", "norm": "norm"}
+        axes = ("NHWC", "HWIO", "NHWC") if ported else ("NCHW", "OIHW", "NCHW")
+
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names["stem"]):
+                x = jax.lax.conv_general_dilated(batch["x"], weights["stem"], (1, 1), "SAME", dimension_numbers=axes)
+            parts = (jnp.tanh(x), jnp.sin(3 * x))
+            x = jnp.concatenate(parts[::-1] if exchanged else parts, 3 if ported else 1)
+            with jax.named_scope(names["norm"]):
+                shape, along = (2, groups, 8 // groups, 8, 8), (2, 3, 4)
+                shape, along = ((2, 8, 8, groups, 8 // groups), (1, 2, 4)) if ported else (shape, along)
+                y = x.reshape(shape)
+                y = (y - y.mean(along, keepdims=True)) / jnp.sqrt(y.var(along, keepdims=True) + 1e-5)
+                own = (-1,) if ported else (-1, 1, 1)
+                x = wrong * y.reshape(x.shape) * weights["scale"].reshape(own)
+                x = x + weights["bias"].reshape(own) if shifted else x
+            return jnp.square(jnp.tanh(x) - 0.3).mean()
+
+        stem = drawn(7, 4, 3, 3, 3)
+        weights = {"stem": stem.transpose(2, 3, 1, 0) if ported else stem, "scale": SCALE[:8]}
+        weights |= {"bias": SHIFT[:8]} if shifted else {}
+        with jax.numpy_rank_promotion("allow"):
+            return gs.capture(loss, weights, {"x": IMAGE.transpose(0, 2, 3, 1) if ported else IMAGE}, origins=False)
+
+    reference = net()
+    assert gs.compare(reference, net(ported=True)).verdict == "same"
+    found = gs.compare(reference, net(ported=True, exchanged=True))
+    assert found.sentence.startswith("Forward first differs at `norm`"), found.sentence
+    assert "in what it reads, whose channels are in the order [1, 0] of 2 parts" in found.sentence, found.sentence
+    other = gs.compare(reference, net(ported=True, wrong=1.1))
+    assert "whose channels" not in other.sentence, other.sentence
