@@ -218,12 +218,12 @@ class HistoryWriter:
                 connection.execute(f"DELETE FROM {table} WHERE step >= ?", (from_step,))  # noqa: S608 - our own names
 
     def _to_one_file(self) -> None:
-        """Ends the write-ahead log, so that the history is one file that can be copied."""
-        # A process that is reading it keeps the log, with which the file is complete.
+        """Makes the history one file that can be copied, unless a process reads it, which keeps the write-ahead log."""
         self._require_file()
         self._connection.execute("PRAGMA busy_timeout=0")
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode=DELETE")
+        self._open_files.begin()  # SQLite has closed those of the log
 
     def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
         with transaction(self._connection) as connection:

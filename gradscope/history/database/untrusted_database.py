@@ -15,6 +15,7 @@ from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, LARGEST, VERSION, tables_of
+from gradscope.history.database.writable_database import is_written_here
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -62,16 +63,9 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
         DumpError: It is no file of SQLite.
         MachineError: It cannot be read.
     """
-    with InputFile(path) as file:
-        size_bytes = file.size_bytes
-        header = file.read(0, min(size_bytes, _HEADER_BYTES))
-    if not header.startswith(_HEADER) or len(header) < _HEADER_BYTES:
-        raise DumpError("it is not a history: it is no file of SQLite")
     log = path.with_name(f"{path.name}-wal")
-    if _is_cut_short(path, header):
-        raise DumpError("it is cut short: its last page is not whole")
-    # Without a log no process writes to it, and SQLite would make one, which a folder that is read-only refuses.
-    mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
+    mode = "" if _is_written_here(path) else _mode(path, log)
+    size_bytes = path.stat().st_size
     with suppress(OSError):
         size_bytes += log.stat().st_size
     try:
@@ -89,6 +83,30 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
         _require_of_file(path, error)
         raise DumpError(f"it is not a history that can be read: {error}") from error
     return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+
+
+def _is_written_here(path: Path) -> bool:
+    try:
+        return is_written_here(path.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def _mode(path: Path, log: Path) -> str:
+    """Returns how a file is opened that this process does not write, after a look at its header.
+
+    Raises:
+        DumpError: It is no file of SQLite, or cut short.
+        MachineError: It cannot be read.
+    """
+    with InputFile(path) as file:
+        header = file.read(0, min(file.size_bytes, _HEADER_BYTES))
+    if not header.startswith(_HEADER) or len(header) < _HEADER_BYTES:
+        raise DumpError("it is not a history: it is no file of SQLite")
+    if _is_cut_short(path, header):
+        raise DumpError("it is cut short: its last page is not whole")
+    # Without a log no process writes to it, and SQLite would make one, which a folder that is read-only refuses.
+    return "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
 
 
 @contextmanager
