@@ -20,9 +20,10 @@ from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, NOISE, STA
 from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.database.writable_database import OpenFiles, insertion, opened_to_write, transaction
 from gradscope.history.database.writing_thread import WritingThread
+from gradscope.history.folder.run_files import HISTORY
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.renamed_tensors import without_roots
-from gradscope.history.run_folder import HISTORY, RunFolder
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")
@@ -241,8 +242,7 @@ class HistoryWriter:
                 connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def _write(self, record: Callable[[], StepRecord | None]) -> None:
-        made = record()
-        if made is None:
+        if (made := record()) is None:
             self._write_losses()
             return
         self._require_file()

@@ -22,9 +22,9 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
 from gradscope.history.database.untrusted_database import reading
 from gradscope.history.exporting.long_table import csv_parts
+from gradscope.history.folder.run_files import HISTORY
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import HISTORY
 from gradscope.training.loop.resuming import start
 from gradscope.training.probing.probe_history import ProbeHistory
 from tests.support.permissions import forbid

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gradscope.errors import DumpError, MachineError
+from gradscope.history.folder.run_files import HISTORY
 from gradscope.history.history_reader import History
-from gradscope.history.run_folder import HISTORY
 from tests.integration.training.histories import STEPS, write
 
 LOG, INDEX, JOURNAL = (f"{HISTORY}-{end}" for end in ("wal", "shm", "journal"))
