@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -10,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -237,7 +237,7 @@ class HistoryWriter:
             self._ids |= {new: self._ids.pop(old) for old, new in renamed.items()}
             for tensor in tensors:
                 number = self._ids.setdefault(tensor.key, len(self._ids))
-                shape = None if tensor.shape is None else json.dumps(tensor.shape)
+                shape = None if tensor.shape is None else dumps(tensor.shape)
                 row = (number, tensor.family, tensor.name, shape, tensor.dtype, tensor.layer, tensor.source)
                 connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
