@@ -184,6 +184,20 @@ def test_a_setting_that_jax_refuses_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("JAX_DUMP_IR_TO", "/dev/null/x", "JAX cannot write its programs to /dev/null/x: Not a directory"),
+        ("JAX_DUMP_IR_TO", "model.py", "JAX cannot write its programs to model.py: File exists"),
+        ("JAX_RANDOM_SEED_OFFSET", str(1 << 31), f"JAX takes no offset of seeds of more than 32 bits: {1 << 31}"),
+    ],
+)
+def test_a_setting_that_jax_fails_with_is_named(tmp_path: Path, name: str, value: str, says: str) -> None:
+    models.write(tmp_path, models.source())
+    done = gradscope_process("dump", "model.py", folder=tmp_path, **{name: value})
+    assert (done.status, done.lines) == (5, [f"gradscope: error: {says}", f"hint: correct {name}, or unset it"])
+
+
+@pytest.mark.parametrize(
     ("made", "raised", "says"),
     [
         ("class Odd(BaseException): pass", "Odd('x')", "Odd: x"),
