@@ -14,7 +14,7 @@ from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest
 from gradscope.dump.manifest.operation_facts import Origin, Saturation
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
-from gradscope.history.run_folder import is_run
+from gradscope.history.folder.run_files import is_run
 from gradscope.naming import printable
 from gradscope.naming.summary import Summary
 from gradscope.presentation import Query, Screen, dump_report, to_text

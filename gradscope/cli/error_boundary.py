@@ -179,7 +179,9 @@ def _verdict(failure: BaseException, taken: Sequence[str], arguments: Sequence[s
     known = failure if isinstance(failure, GradscopeError) else None
     expected = known or _overlong_name(failure) or _environment_failure(failure) or _failure_of_user(failure)
     if expected is None and taken:
-        text = f"the model takes away what Python itself needs, {', '.join(taken)}: {type(failure).__name__}: {failure}"
+        text = (
+            f"the model takes away or replaces {', '.join(taken)}, which is needed: {type(failure).__name__}: {failure}"
+        )
         expected = ModelError(text, hint="let it put back what it changes")
     if expected is None:
         return BUG, bug_report(failure, arguments)

@@ -1,6 +1,6 @@
 """A history has what was recorded at which step of a training run, in a file of SQLite. Never imports JAX.
 
-- `run_folder` names the files of a run, and locks the folder for the one process that writes to it.
+- `folder` names the files of a run, finds them, and locks the folder for the one process that writes.
 - `database` has the tables of the file, their columns and units, and opens it.
 - `history_rows` defines what is in a table's row.
 - `history_writer` writes a history from a thread of its own, in one transaction a step.

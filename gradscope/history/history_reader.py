@@ -16,8 +16,8 @@ from gradscope.history.database.checked_tables import CheckedTables
 from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, LOSSES_SINCE, NOISE, STATS, STEPS
 from gradscope.history.database.tensor_series import TensorSeries
 from gradscope.history.database.untrusted_database import stored_shape
+from gradscope.history.folder.run_files import HISTORY, files_of, folder_hint, is_run
 from gradscope.history.history_rows import Alarm, TensorRow
-from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.selecting.nearest_names import nearest_hint
@@ -31,9 +31,12 @@ class History:
 
     Args:
         folder: The folder of the run.
+        as_written: Whether the run is the one that is being written, also where another one stays until a step of it is
+            taken.
 
     Attributes:
-        folder: The same.
+        folder: The folder of the run.
+        files: The folder that has its history and its states.
         facts: What the run states about itself.
         tensors: The tensors that it observes, by number, in the order of the step.
 
@@ -42,14 +45,15 @@ class History:
         MachineError: It cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, as_written: bool = False) -> None:
         if not is_run(folder):
             _require_entered(folder)
             shown = printable(str(folder))
             hint = folder_hint(folder) or "'gradscope train' makes one"
             raise DumpError(f"{shown} is no run: it has no history", hint=hint)
         self.folder = folder
-        self._database = CheckedTables(folder / HISTORY)
+        self.files = folder if as_written else files_of(folder)
+        self._database = CheckedTables(self.files / HISTORY)
         with self._database.opening():
             self.facts = {str(key): str(value) for key, value in self._database.rows("run", ("key", "value"), str)}
             self.tensors = dict(self._tensor_rows())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json import dumps
 from typing import NamedTuple, SupportsIndex
 
 from gradscope import naming
@@ -156,4 +156,4 @@ class StepRecord:
 
 def fact_texts(facts: Mapping[str, object]) -> dict[str, str]:
     """Returns what a run states about itself as the table has it: a text as it is, all else as JSON."""
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+    return {name: value if isinstance(value, str) else dumps(value) for name, value in facts.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -10,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -20,9 +20,10 @@ from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, NOISE, STA
 from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.database.writable_database import OpenFiles, insertion, opened_to_write, transaction
 from gradscope.history.database.writing_thread import WritingThread
+from gradscope.history.folder.run_files import HISTORY
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.renamed_tensors import without_roots
-from gradscope.history.run_folder import HISTORY, RunFolder
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")
@@ -218,12 +219,12 @@ class HistoryWriter:
                 connection.execute(f"DELETE FROM {table} WHERE step >= ?", (from_step,))  # noqa: S608 - our own names
 
     def _to_one_file(self) -> None:
-        """Ends the write-ahead log, so that the history is one file that can be copied."""
-        # A process that is reading it keeps the log, with which the file is complete.
+        """Makes the history one file that can be copied, unless a process reads it, which keeps the write-ahead log."""
         self._require_file()
         self._connection.execute("PRAGMA busy_timeout=0")
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode=DELETE")
+        self._open_files.begin()  # SQLite has closed those of the log
 
     def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
         with transaction(self._connection) as connection:
@@ -236,13 +237,12 @@ class HistoryWriter:
             self._ids |= {new: self._ids.pop(old) for old, new in renamed.items()}
             for tensor in tensors:
                 number = self._ids.setdefault(tensor.key, len(self._ids))
-                shape = None if tensor.shape is None else json.dumps(tensor.shape)
+                shape = None if tensor.shape is None else dumps(tensor.shape)
                 row = (number, tensor.family, tensor.name, shape, tensor.dtype, tensor.layer, tensor.source)
                 connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def _write(self, record: Callable[[], StepRecord | None]) -> None:
-        made = record()
-        if made is None:
+        if (made := record()) is None:
             self._write_losses()
             return
         self._require_file()

@@ -136,8 +136,8 @@ def _read_map() -> Callable[[bytes], None]:
 
 
 def _read_history() -> Callable[[bytes], None]:
+    from gradscope.history.folder.run_files import HISTORY
     from gradscope.history.history_reader import History
-    from gradscope.history.run_folder import HISTORY
 
     folder = Path(tempfile.mkdtemp())
 
@@ -240,9 +240,9 @@ def _maps(_: Path) -> list[bytes]:
 
 
 def _histories(folder: Path) -> list[bytes]:
+    from gradscope.history.folder.run_files import HISTORY
     from gradscope.history.history_rows import StepRecord, TensorRow
     from gradscope.history.history_writer import HistoryWriter
-    from gradscope.history.run_folder import HISTORY
 
     (folder / "run").mkdir()
     with HistoryWriter(folder / "run", from_step=0, facts={"a": "b"}) as writer:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gradscope.history.run_folder import is_run
+from gradscope.history.folder.run_files import is_run
 from tests.integration.training.trained import contents, write_files
 from torture_attacks.commands import GRADSCOPE, finish, losses
 from torture_attacks.writers import STEPS, TRAIN, Writer, copied

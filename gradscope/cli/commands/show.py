@@ -67,7 +67,7 @@ def show(
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.compared_paths import target_of
     from gradscope.dump.reader import open_dump
-    from gradscope.history.run_folder import is_run
+    from gradscope.history.folder.run_files import is_run
     from gradscope.presentation import LedgerReport, dump_report, tensor_report
     from gradscope.stats import extreme_places, find, measured
 
@@ -119,6 +119,7 @@ def _of_run(
     *,
     overview: bool,
 ) -> Report:
+    from gradscope.cli.printing import say
     from gradscope.history.history_reader import History
     from gradscope.presentation import Which, run_tensor_report, step_report, trends_report
 
@@ -127,6 +128,8 @@ def _of_run(
         raise UsageError(f"{wrong[0]} is of dumps, and {path} is a training run", hint="leave it out")
     which = Which(selection=selection.selection(), families=selection.family_set(), sort=sort)
     with History(path) as history:
+        if history.files != history.folder:
+            say(f"{path} has the run that a new one is to replace, which has taken no step")
         if tensor is not None:
             return run_tensor_report(str(path), history, tensor)
         if step is not None:

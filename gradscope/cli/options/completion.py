@@ -27,8 +27,8 @@ def tensor_keys(context: typer.Context, incomplete: str) -> list[str]:
     """Returns the keys of the dump or of the run that the command line names."""
     from gradscope.dump.reader import open_dump
     from gradscope.errors import GradscopeError
+    from gradscope.history.folder.run_files import is_run
     from gradscope.history.history_reader import History
-    from gradscope.history.run_folder import is_run
 
     # An option that lacks its value ends the parsing, and what came before is left over.
     named = context.params.get("dump") or next(iter(context.args), None)

@@ -86,7 +86,7 @@ def are_runs(paths: Sequence[Path]) -> bool:
         DumpError: Some are, and another does not exist.
     """
     from gradscope.errors import DumpError, UsageError
-    from gradscope.history.run_folder import folder_hint, is_run
+    from gradscope.history.folder.run_files import folder_hint, is_run
     from gradscope.naming import printable
 
     runs = [path for path in paths if is_run(path)]

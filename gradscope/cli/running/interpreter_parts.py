@@ -47,7 +47,7 @@ class InterpreterParts:
         """
         return (
             *self._put_back_recursion(failure), *self._put_back_modules(), *self._put_back_functions(),
-            *self._put_back_lists(failure),
+            *self._put_back_lists(failure), *_put_back_replaced(failure),
         )  # fmt: skip
 
     def still_signals(self) -> None:
@@ -90,6 +90,14 @@ class InterpreterParts:
             elif name in _SEARCHED and any(each not in now for each in before) and _leads_back_to(ImportError, failure):
                 now += [each for each in before if each not in now]
                 yield f"sys.{name}"
+
+
+def _put_back_replaced(failure: BaseException) -> list[str]:
+    if "gradscope.tracing.loading.importing" not in sys.modules:  # no model was loaded
+        return []
+    from gradscope.tracing.loading.importing import put_back_replaced
+
+    return put_back_replaced(failure)
 
 
 def _leads_back_to(kind: type[BaseException], failure: BaseException | None) -> bool:

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
+from gradscope.history.folder.run_files import is_alarm_name
 from gradscope.history.history_rows import Alarm
-from gradscope.history.run_folder import is_alarm_name
 
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"

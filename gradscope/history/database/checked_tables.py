@@ -18,7 +18,14 @@ import numpy as np
 
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
-from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, reading, required_version
+from gradscope.history.database.untrusted_database import (
+    NO_HISTORY,
+    WORK_UNIT,
+    is_strange,
+    opened,
+    reading,
+    required_version,
+)
 
 #: What is said of a table with a value that no sound history has.
 _STRANGE: Final = "a value in its table {} is of a wrong type, sign or size"
@@ -62,7 +69,7 @@ class CheckedTables:
             DumpError: It is.
         """
         try:
-            with reading(self._path, "it is not a history that can be read"):
+            with reading(self._path, NO_HISTORY):
                 yield
         except DumpError:
             self.close()

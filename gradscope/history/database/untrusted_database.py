@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
-from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.storage_errors import located, machine_errors
 from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, LARGEST, VERSION, tables_of
+from gradscope.history.database.settled_copy import INDEX, JOURNAL, LOG, beside, copied
+from gradscope.history.database.writable_database import is_written_here
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -34,6 +36,15 @@ WORK_UNIT: Final = 100_000
 
 #: What a damaged file makes SQLite and its texts raise.
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
+
+#: What is said of a file that SQLite reads nothing of.
+NO_HISTORY: Final = "it is not a history that can be read"
+
+#: What SQLite says where it may only read, and would have to undo or to complete what another process began.
+_UNSETTLED: Final = frozenset({
+    sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY, sqlite3.SQLITE_READONLY_CANTINIT,
+    sqlite3.SQLITE_CANTOPEN,
+})  # fmt: skip
 
 #: Errors of SQLite for which no file is to blame, and those among them for which one is: a page that is not whole.
 _OF_MACHINE: Final = frozenset({
@@ -59,36 +70,85 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
     """Returns a connection that only reads, and the steps of SQLite's machine that a query may take.
 
     Raises:
-        DumpError: It is no file of SQLite.
+        DumpError: It is no file of SQLite, or damaged.
+        MachineError: It cannot be read.
+    """
+    path = Path(os.path.realpath(path))  # beside which SQLite looks for the log
+    with machine_errors("read", path), _translated(path, NO_HISTORY):
+        kept = beside(path)
+        connection = _checked(path, "?mode=ro") if _is_ours(path) else _of_others(path, kept)
+        size_bytes = sum(each.st_size for each in (path.stat(), *kept.values()))
+    return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return is_written_here(path.stat())
+    return False
+
+
+def _of_others(path: Path, kept: Collection[str]) -> sqlite3.Connection:
+    """Returns a connection to a history that this process does not write.
+
+    Args:
+        path: The file.
+        kept: The ends of the names of the files beside it.
+    """
+    has_log = _header(path)[_READ_VERSION] == _WITH_LOG
+    if LOG in kept:
+        is_settled = INDEX in kept  # without one, nobody has it open, and SQLite would make one
+        return _checked(path, "?mode=ro") if is_settled else _of_copy(path)
+    if has_log and JOURNAL in kept:
+        return _of_copy(path)
+    # Without a log no process writes to it, and SQLite would make one, which a folder that is read-only refuses.
+    return _checked(path, "?mode=ro&immutable=1" if has_log else "?mode=ro")
+
+
+def _header(path: Path) -> bytes:
+    """Returns the first bytes of a file that this process does not write.
+
+    Raises:
+        DumpError: It is no file of SQLite, or cut short.
         MachineError: It cannot be read.
     """
     with InputFile(path) as file:
-        size_bytes = file.size_bytes
-        header = file.read(0, min(size_bytes, _HEADER_BYTES))
+        header = file.read(0, min(file.size_bytes, _HEADER_BYTES))
     if not header.startswith(_HEADER) or len(header) < _HEADER_BYTES:
         raise DumpError("it is not a history: it is no file of SQLite")
-    log = path.with_name(f"{path.name}-wal")
     if _is_cut_short(path, header):
         raise DumpError("it is cut short: its last page is not whole")
-    # Without a log no process writes to it, and SQLite would make one, which a folder that is read-only refuses.
-    mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
-    with suppress(OSError):
-        size_bytes += log.stat().st_size
+    return header
+
+
+def _checked(path: Path, options: str) -> sqlite3.Connection:
+    """Returns a connection to a file; to a copy of it where SQLite would have to change it first."""
+    connection = _connected(path, options)
     try:
-        connection = sqlite3.connect(
-            f"file:{quote(os.fsencode(path.absolute()))}?mode=ro{mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
-            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
-        _require_of_file(path, error)
-        raise DumpError(f"it is not a history that can be read: {error}") from error
-    return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+        connection.close()
+        if getattr(error, "sqlite_errorcode", 0) not in _UNSETTLED:
+            raise
+        return _of_copy(path)
+    return connection
+
+
+def _of_copy(path: Path) -> sqlite3.Connection:
+    with copied(path) as copy:
+        connection = _connected(copy, "")
+        connection.execute("PRAGMA schema_version")
+    return connection
+
+
+def _connected(path: Path, options: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(os.fsencode(path))}{options}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
 
 
 @contextmanager
@@ -103,15 +163,21 @@ def reading(path: Path, unless: str = "it is damaged") -> Generator[None]:
         DumpError: It cannot be read.
         MachineError: The machine is why.
     """
-    with located(str(path)):
-        try:
-            yield
-        except _DAMAGED as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                hint = "end that process, or wait for it, and try again"
-                raise DumpError("another process has locked it", hint=hint) from error
-            _require_of_file(path, error)
-            raise DumpError(f"{unless}: {error}") from error
+    with located(str(path)), _translated(path, unless):
+        yield
+
+
+@contextmanager
+def _translated(path: Path, unless: str) -> Generator[None]:
+    """Turns what SQLite raises into what `reading` does, without the file in front of it."""
+    try:
+        yield
+    except _DAMAGED as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            hint = "end that process, or wait for it, and try again"
+            raise DumpError("another process has locked it", hint=hint) from error
+        _require_of_file(path, error)
+        raise DumpError(f"{unless}: {error}") from error
 
 
 def _require_of_file(path: Path, error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -54,10 +55,15 @@ class OpenFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, dict[int, os.stat_result]] = {}
+        self._file: os.stat_result | None = None
 
     def begin(self) -> None:
         """Lists the descriptors of the database, its log and the index of that, which are open from now on."""
         real = os.path.realpath(self._path)
+        with suppress(OSError):  # it has been removed
+            self._file = self._path.stat()
+        _WRITTEN.add(self)
+        self._files.clear()
         for each in Path("/proc/self/fd").glob("*"):
             with suppress(OSError):  # what listed them is closed
                 name = str(each.readlink())
@@ -85,6 +91,20 @@ class OpenFiles:
             _LOST.append(connection)
         else:
             connection.close()
+            _WRITTEN.discard(self)
+
+    def is_of(self, file: os.stat_result) -> bool:
+        """Returns whether a file is that of the database, since they are listed."""
+        return self._file is not None and os.path.samestat(self._file, file)
+
+
+def is_written_here(file: os.stat_result) -> bool:
+    """Returns whether this process writes a history that is a file.
+
+    Nothing may open and close that file but SQLite: where a process closes any descriptor of a file, it loses all locks
+    that it has on it. The next process that has read the history would remove the log that is being written.
+    """
+    return any(each.is_of(file) for each in list(_WRITTEN))
 
 
 def _is_writable(descriptor: int) -> bool:
@@ -99,6 +119,8 @@ def _is_open(descriptor: int, known: os.stat_result) -> bool:
         return False
 
 
+#: Those of databases that this process writes.
+_WRITTEN: Final = weakref.WeakSet[OpenFiles]()
 #: Connections that are not closed.
 _LOST: Final[list[sqlite3.Connection]] = []
 

@@ -19,9 +19,9 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.history.exporting.every_step import every_step
+from gradscope.history.folder.run_files import event_files_in
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
-from gradscope.history.run_folder import event_files_in
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 

@@ -9,9 +9,9 @@ from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
 from gradscope.history.database.schema import COUNTS, LARGEST, STATS
+from gradscope.history.folder.run_files import is_alarm_name
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.history.run_folder import is_alarm_name
 from gradscope.naming import printable
 
 

@@ -15,9 +15,10 @@ from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError, GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.database.schema import TAKEN
+from gradscope.history.folder.run_files import is_alarm_name, is_history_file, states_in
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
-from gradscope.history.run_folder import RunFolder, is_alarm_name, is_history_file, states_in
 from gradscope.naming import printable
 
 #: A number of steps, as a text of anybody's may state one.
@@ -60,7 +61,7 @@ def steps_taken(history: History, known: np.ndarray, alarms: Sequence[Alarm]) ->
     stated = history.facts.get(TAKEN, "0")
     if not _NUMBER.fullmatch(stated):
         raise DumpError(f"{printable(str(history.folder))} states as {TAKEN} {printable(stated[:40])!r}")
-    saved = max(states_in(history.folder), default=0)
+    saved = max(states_in(history.files), default=0)
     last = int(known[-1]) if len(known) else -1
     # A run that an alarm ends knows the loss of the step, and its checkpoint is of before it.
     undone = saved > 0 and last == saved and any(alarm.step == last for alarm in alarms)
@@ -78,8 +79,12 @@ def is_empty(path: Path) -> bool:
         MachineError: It cannot be read.
     """
     with History(path) as history:
-        rows = len(history.step_numbers()) or len(history.losses()["step"]) or len(history.alarms())
-        return not states_in(path) and not rows
+        return _has_nothing(history)
+
+
+def _has_nothing(history: History) -> bool:
+    rows = len(history.step_numbers()) or len(history.losses()["step"]) or len(history.alarms())
+    return not states_in(history.files) and not rows
 
 
 def settle(folder: RunFolder) -> None:
@@ -92,7 +97,9 @@ def settle(folder: RunFolder) -> None:
         folder: The folder of the run, whose history is closed.
     """
     with suppress(GradscopeError, OSError):  # why the run failed is what there is to report
-        if not is_empty(folder.path):
+        with History(folder.path, as_written=True) as history:
+            empty = _has_nothing(history)
+        if not empty:
             folder.set_aside.remove()
         elif folder.added and all(map(is_history_file, folder.added)):
             for name in folder.added:

@@ -18,6 +18,9 @@ from gradscope.dump.record import Json
 
 _Made = TypeVar("_Made")
 
+#: Not `json.dumps`, which a model may have replaced by one that has no indentation, or returns bytes.
+_indented_text: Final = json.JSONEncoder(indent=2).encode
+
 #: The columns that come first.
 _FIRST: Final = ("name", "family")
 
@@ -86,7 +89,7 @@ def _list_parts(items: Sequence[Json | Mapping[str, Json]]) -> Iterator[str]:
 
 def _indented(value: Json) -> str:
     """Returns a value as JSON, as it is inside of an object."""
-    return json.dumps(loads(dumps(value)), indent=2).replace("\n", "\n  ")
+    return _indented_text(loads(dumps(value))).replace("\n", "\n  ")
 
 
 def csv_text(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:

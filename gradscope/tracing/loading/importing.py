@@ -5,22 +5,44 @@ folder of a user's file is put first on `sys.path` and stays there, as if Python
 may import its neighbours late. The working directory is put there for module targets only. What gradscope and its
 libraries import is not looked for there: a file `csv.py` beside the model is one for the model alone.
 
+A file may replace functions of any module: `json.dumps = orjson.dumps` returns bytes to whoever expects text. Those
+that gradscope calls by name are remembered before, so that whoever replaces one is told so where something fails.
+
 Sharp edge: importing runs the file with the user's rights. There is no sandbox.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
+import io
+import itertools
+import json
+import logging
+import math
 import os
+import re
+import shutil
+import signal
+import struct
 import sys
+import threading
+import time
+import traceback
+import zlib
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
+
+import numpy as np
 
 from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import UsageError
@@ -40,6 +62,15 @@ _INSTALLED: Final = sys.stdlib_module_names | {
     *("jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "optax", "pygments", "rich", "scipy", "typer"),
 }
 
+#: Modules and classes whose functions gradscope calls by name.
+_PLACES: Final[tuple[ModuleType | type, ...]] = (
+    builtins, contextlib, dataclasses, functools, hashlib, inspect, io, itertools, json, json.JSONEncoder, logging,
+    math, np, os, Path, re, shutil, signal, struct, threading, time, zlib,
+)  # fmt: skip
+
+#: What they have that can be called, by its name.
+_BEFORE: Final[dict[ModuleType | type, dict[str, Any]]] = {}
+
 
 def import_location(target: Target) -> ModuleType:
     """Returns the module that a target's location names.
@@ -48,6 +79,7 @@ def import_location(target: Target) -> ModuleType:
         UsageError: There is no such file or module.
         ModelError: It does not import.
     """
+    remember_functions()
     os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
     if target.rule == "module":
         return _imported(target.location)
@@ -163,3 +195,21 @@ def _is_imported_by_model() -> bool:
 
 
 _FINDER: Final = _BesideModel()
+
+
+def remember_functions() -> None:
+    """Remembers the functions as they are, unless it has done so: it is called before a model's file is imported."""
+    for place in () if _BEFORE else _PLACES:
+        _BEFORE[place] = {name: value for name, value in vars(place).items() if callable(value)}
+
+
+def put_back_replaced(failure: BaseException) -> list[str]:
+    """Puts back what was replaced, and returns the names of what the functions call in which an error was raised."""
+    called = {name for frame, _ in traceback.walk_tb(failure.__traceback__) for name in frame.f_code.co_names}
+    found: list[str] = []
+    for place, before in _BEFORE.items():
+        replaced = {name: value for name, value in before.items() if vars(place).get(name) is not value}
+        for name, value in replaced.items():
+            setattr(place, name, value)
+        found += [f"{place.__name__}.{name}" for name in replaced if name in called]
+    return found

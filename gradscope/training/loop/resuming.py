@@ -12,8 +12,9 @@ import jax
 
 from gradscope.errors import DumpError, UsageError
 from gradscope.history.database.schema import RUN_OPTION
+from gradscope.history.folder.run_files import is_run, states_in
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_reader import History
-from gradscope.history.run_folder import RunFolder, is_run, states_in
 from gradscope.history.views.run_ending import is_empty, settle
 from gradscope.naming import printable
 from gradscope.naming.wording import counted

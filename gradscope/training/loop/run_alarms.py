@@ -12,8 +12,9 @@ from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.database.schema import AFFINE, FAULTS
+from gradscope.history.folder.run_files import alarm_path
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow, fact_texts
-from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
 from gradscope.training.loop.step_programs import StepPrograms

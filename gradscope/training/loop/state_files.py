@@ -7,9 +7,9 @@ last recorded step, with which those of the next are compared, are `param_grad`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +74,7 @@ def save_state(
         for key, leaf in {**_leaves(state), **_gradients(previous)}.items():
             writer.add(record_of(key, leaf))
         if watch is not None:
-            writer.add(record_of(_WATCH, np.frombuffer(json.dumps(watch).encode(), np.uint8)))
+            writer.add(record_of(_WATCH, np.frombuffer(dumps(watch).encode(), np.uint8)))
         writer.commit(RunFacts(provenance=facts))
 
 
@@ -92,7 +92,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
     with open_dump(path) as dump:
         expected = {**_leaves(like), **_gradients(previous_like)}
         known = set(dump.keys())
-        watch = json.loads(dump.array(_WATCH).tobytes()) if _WATCH in known else None
+        watch = loads(dump.array(_WATCH).tobytes()) if _WATCH in known else None
         known.discard(_WATCH)
         has_gradients = any(naming.split_key(key)[0] == naming.PARAM_GRAD for key in known)
         required = expected if has_gradients else _leaves(like)

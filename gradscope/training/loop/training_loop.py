@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gradscope.capturing.timings import Timings
 from gradscope.errors import GradscopeError
+from gradscope.history.folder.run_files import dump_path, state_path, states_in, trace_path
+from gradscope.history.folder.run_folder import LEFT_ALARM, RunFolder
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import LEFT_ALARM, RunFolder, dump_path, state_path, states_in, trace_path
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
@@ -257,8 +258,7 @@ class _Loop:
             alarms = self._alarms.of_step(step.number, numbers, record, sound=sound, stays=stays)
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
-                written = replace(record, numbers={**record.numbers, "skipped": skipped})
-                self._writer.recorded(written)
+                self._writer.recorded(replace(record, numbers={**record.numbers, "skipped": skipped}))
             else:
                 self._writer.loss(step.number, numbers["loss"])
             self._writer.in_place_of(self._folder.set_aside)

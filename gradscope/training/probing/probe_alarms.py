@@ -15,8 +15,8 @@ import numpy as np
 from gradscope.errors import ModelError
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, command_at, suspects_batch
 from gradscope.history.alarms.alarm_watch import AlarmWatch
+from gradscope.history.folder.run_files import alarm_path
 from gradscope.history.history_rows import Alarm, StepRecord
-from gradscope.history.run_folder import alarm_path
 from gradscope.naming import printable
 from gradscope.training.probing.alarm_capture import save_step
 from gradscope.training.probing.collected import Collected

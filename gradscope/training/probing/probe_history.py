@@ -16,10 +16,11 @@ import jax
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
 from gradscope.history.database.schema import AFFINE, FAULTS, TAKEN
+from gradscope.history.folder.run_files import is_run
+from gradscope.history.folder.run_folder import LEFT_ALARM, RunFolder
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import LEFT_ALARM, RunFolder, is_run
 from gradscope.history.views.run_ending import settle
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected

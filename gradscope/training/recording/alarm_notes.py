@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
     number = loss if loss is None or math.isfinite(loss) else repr(loss)  # JSON has no NaN
     found = {"step": alarms[0].step, "loss": number, "alarms": listed}
     with machine_errors("write to", folder):
-        (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        (folder / "alarm.json").write_text(dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def alarm_facts(alarms: Sequence[Alarm]) -> dict[str, Json]:

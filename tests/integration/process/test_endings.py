@@ -184,6 +184,20 @@ def test_a_setting_that_jax_refuses_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("JAX_DUMP_IR_TO", "/dev/null/x", "JAX cannot write its programs to /dev/null/x: Not a directory"),
+        ("JAX_DUMP_IR_TO", "model.py", "JAX cannot write its programs to model.py: File exists"),
+        ("JAX_RANDOM_SEED_OFFSET", str(1 << 31), f"JAX takes no offset of seeds of more than 32 bits: {1 << 31}"),
+    ],
+)
+def test_a_setting_that_jax_fails_with_is_named(tmp_path: Path, name: str, value: str, says: str) -> None:
+    models.write(tmp_path, models.source())
+    done = gradscope_process("dump", "model.py", folder=tmp_path, **{name: value})
+    assert (done.status, done.lines) == (5, [f"gradscope: error: {says}", f"hint: correct {name}, or unset it"])
+
+
+@pytest.mark.parametrize(
     ("made", "raised", "says"),
     [
         ("class Odd(BaseException): pass", "Odd('x')", "Odd: x"),
@@ -197,6 +211,37 @@ def test_whatever_a_model_raises_is_its_own_failure(tmp_path: Path, made: str, r
     done = gradscope("dump", "model.py", folder=tmp_path)
     assert done.status == 4
     assert done.lines[0] == f"gradscope: error: loss of model: {says}"
+
+
+#: What a model does to a module at the end of its file, and the name that the message has.
+REPLACED = {
+    "import hashlib; hashlib.sha256 = None": "hashlib.sha256",
+    "import numpy; numpy.flatnonzero = None": "numpy.flatnonzero",
+    "import os; os.getpid = None": "os.getpid",
+    "import builtins; builtins.len = bool": "builtins.len",
+}
+
+
+@pytest.mark.parametrize("line", REPLACED)
+def test_a_function_that_a_model_replaces_is_named_where_something_fails_for_it(tmp_path: Path, line: str) -> None:
+    models.write(tmp_path, f"{models.source()}\n{line}\n")
+    done = gradscope_process("dump", "model.py", "--force", folder=tmp_path)
+    assert done.status == 4, done.errors
+    assert f"the model takes away or replaces {REPLACED[line]}, which is needed: " in done.errors
+    assert "Traceback" not in done.errors
+
+
+def test_a_model_may_replace_what_makes_json(tmp_path: Path) -> None:
+    """As a program does that has a faster one, which returns bytes and has no indentation."""
+    models.write(tmp_path, models.source(more="import json\njson.dumps = lambda value, **_: b'[]'"))
+    done = gradscope_process("dump", "model.py", "--json", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert json.loads(done.output)["rows"]
+    options = ("--steps", "2", "--optimizer", "sgd(0.1)", "-o", "run")
+    done = gradscope_process("train", "model.py", *options, "--json", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert json.loads(done.output)["steps"] == 2
+    assert gradscope("show", "run", folder=tmp_path).status == 0
 
 
 def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:

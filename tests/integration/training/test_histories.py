@@ -21,9 +21,9 @@ import pytest
 import gradscope as gs
 from gradscope.errors import UsageError
 from gradscope.history.database.schema import COUNTS
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder
 from tests.integration.command import gradscope, in_terminal
 from tests.integration.training.histories import KEYS, STEPS, record, row, write
 

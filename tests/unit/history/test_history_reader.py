@@ -22,9 +22,9 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
 from gradscope.history.database.untrusted_database import reading
 from gradscope.history.exporting.long_table import csv_parts
+from gradscope.history.folder.run_files import HISTORY
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import HISTORY
 from gradscope.training.loop.resuming import start
 from gradscope.training.probing.probe_history import ProbeHistory
 from tests.support.permissions import forbid
@@ -146,6 +146,29 @@ def test_who_reads_a_history_of_this_process_may_end_before_who_writes_it(tmp_pa
         writer = HistoryWriter(tmp_path, from_step=0, facts={})
     writer.describe({"a": "b"})
     writer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system lists no descriptors")
+def test_a_writer_that_is_closed_leaves_no_file_open(tmp_path: Path) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    open_files = [each.readlink() for each in Path("/proc/self/fd").glob("*") if each.is_symlink()]
+    assert not [each for each in open_files if each.is_relative_to(tmp_path)]
+
+
+def test_a_process_that_reads_the_history_that_it_writes_keeps_its_locks(tmp_path: Path) -> None:
+    """Where a process closes a file, it loses its locks on it: whoever reads it next would remove the log."""
+    writer = HistoryWriter(tmp_path, from_step=0, facts={})
+    with History(tmp_path) as history:
+        history.step_numbers()
+    program = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM run'); c.close()"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / HISTORY)], check=True)
+    log = tmp_path / f"{HISTORY}-wal"
+    assert log.exists()
+    writer.describe({"a": "b"})
+    with History(tmp_path) as history:
+        assert history.facts["a"] == "b"
+    writer.close()
+    assert not log.exists()
 
 
 def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path) -> None:

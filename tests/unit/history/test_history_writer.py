@@ -14,17 +14,17 @@ import pytest
 from gradscope.errors import MachineError, UsageError
 from gradscope.history.database import writable_database
 from gradscope.history.database.schema import TABLES
+from gradscope.history.folder.run_folder import RunFolder
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder
 
 BEGIN = """
 import atexit, os, sys, threading, time
 from pathlib import Path
 from gradscope.history.history_rows import StepRecord
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder
+from gradscope.history.folder.run_folder import RunFolder
 
 folder = RunFolder(Path(sys.argv[1]))
 writer = HistoryWriter(folder.path, from_step=0, facts={}, locked=folder)

@@ -14,7 +14,14 @@ import pytest
 
 from gradscope.dump.storage.writing.read_files import reads_remembered
 from gradscope.errors import MachineError, UsageError
-from gradscope.history.run_folder import HISTORY, RunFolder, dump_path, state_path, trace_path
+from gradscope.history.folder.run_files import HISTORY, dump_path, files_of, is_run, state_path, trace_path
+from gradscope.history.folder.run_folder import RunFolder
+from gradscope.history.history_reader import History
+from gradscope.training.loop.processes import Processes
+from gradscope.training.loop.resuming import opened
+from gradscope.training.probing.probe_history import ProbeHistory
+from tests.integration.command import gradscope
+from tests.integration.training.histories import STEPS, write
 
 
 def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
@@ -105,7 +112,8 @@ def test_a_run_is_there_again_unless_something_of_the_new_one_is(tmp_path: Path,
     script = f"""
 import os, shutil
 from pathlib import Path
-from gradscope.history.run_folder import HISTORY, RunFolder
+from gradscope.history.folder.run_files import HISTORY
+from gradscope.history.folder.run_folder import RunFolder
 path, end = Path(), lambda *_: os._exit(9)
 folder = RunFolder(path)
 if {moment!r} == "setting aside":
@@ -128,8 +136,34 @@ folder.close()
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
     assert done.returncode == (0 if moment == "failed" else 9)
+    assert is_run(tmp_path)
+    assert (files_of(tmp_path) / HISTORY).read_bytes() == (b"new" if moment == "removing" else b"old")
     RunFolder(tmp_path).close()
     assert found(tmp_path) == {**({HISTORY: b"new"} if moment == "removing" else files), "golden.npz": b"other"}
     assert trace_path(tmp_path, 3).exists() == (moment != "removing")
     assert trace_path(tmp_path, 7).exists() == (moment == "removing")
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".gradscope-")]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its history is made", "before its first step"])
+def test_a_run_that_one_was_to_replace_that_was_killed_is_read_and_not_replaced_unasked(
+    tmp_path: Path, begun: bool
+) -> None:
+    run = write(tmp_path / "run")
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom gradscope.history.history_writer import HistoryWriter\n"
+        "from gradscope.history.folder.run_folder import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1]))\nfolder.clear()\n"
+        f"if {begun}:\n    HistoryWriter(folder.path, from_step=0, facts={{}}, locked=folder)\nos._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(run)], check=False).returncode == 9
+    shown = gradscope("show", run, folder=tmp_path)
+    assert (shown.status, "30 taken, 4 recorded" in shown.output) == (0, True), shown.errors
+    assert "has the run that a new one is to replace, which has taken no step" in shown.errors
+    with pytest.raises(UsageError, match="holds a run"):
+        opened(run, {}, resume=False, force=False, processes=Processes())
+    with pytest.raises(UsageError, match="holds a run that was recorded up to step 29"):
+        ProbeHistory(run, start=0, force=False)
+    with History(run) as history:
+        assert history.files == history.folder == run
+        assert history.step_numbers().tolist() == list(STEPS)

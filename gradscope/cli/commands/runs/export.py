@@ -109,7 +109,7 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
     from gradscope.dump.storage.writing.partial_file import sync_folder
     from gradscope.errors import UsageError
     from gradscope.history.exporting.event_files import export_events
-    from gradscope.history.run_folder import event_files_in
+    from gradscope.history.folder.run_files import event_files_in
     from gradscope.naming import printable
     from gradscope.naming.wording import counted
 

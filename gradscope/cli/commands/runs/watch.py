@@ -76,7 +76,7 @@ class _Drawn:
     def __call__(self) -> Text | None:
         from gradscope.cli.printing import screen
         from gradscope.errors import DumpError
-        from gradscope.history.run_folder import written_at
+        from gradscope.history.folder.run_files import written_at
         from gradscope.presentation import to_text
 
         size, now = screen(), time.monotonic()

@@ -24,6 +24,9 @@ from gradscope.user_cache import is_unicode
 #: What the loader of shared objects says where there is no memory for one.
 _LACK_OF_MEMORY: Final = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
+#: What only the URL of a folder has.
+_REMOTE: Final = "://"
+
 
 def backend_ready() -> None:
     """Imports JAX and starts its backend.
@@ -125,6 +128,7 @@ def set_up_jax(
     turn_debug_flags_off()
     if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
+    _require_usable(config)
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
     if config.jax_compilation_cache_dir is not None:
@@ -137,6 +141,29 @@ def set_up_jax(
         load_named_programs(folder)
         return ()
     return () if not cache else keep_programs(config, (model, *programs_of))
+
+
+def _require_usable(config: Any) -> None:
+    """Refuses settings that JAX takes from the environment, and fails with while it traces or compiles.
+
+    Raises:
+        MachineError: One is of no use.
+    """
+    bits = 64 if config.jax_enable_x64 else 32
+    offset, folder = (config.values.get(name) for name in ("jax_random_seed_offset", "jax_dump_ir_to"))
+    if not -(1 << (bits - 1)) <= (offset or 0) < 1 << (bits - 1):
+        raise MachineError(
+            f"JAX takes no offset of seeds of more than {bits} bits: {offset}",
+            hint="correct JAX_RANDOM_SEED_OFFSET, or unset it",
+        )
+    if folder and _REMOTE not in folder:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise MachineError(
+                f"JAX cannot write its programs to {folder}: {getattr(error, 'strerror', error)}",
+                hint="correct JAX_DUMP_IR_TO, or unset it",
+            ) from error
 
 
 def _collect_rarely() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from json import dumps, loads
 from pathlib import Path
 from typing import Final, cast
 
@@ -52,14 +52,14 @@ class ProgramNotes:
         noted = {name: options.hex() for name, options in list(programs.items())[:_MOST_PROGRAMS]}
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):
-            partial.write_text(json.dumps({**dict(others), self._command: noted}))
+            partial.write_text(dumps({**dict(others), self._command: noted}))
             partial.replace(self._path)
 
     def _all(self) -> dict[str, object]:
         try:
             # A FIFO would be waited for.
             usable = self._path.is_file() and self._path.stat().st_size <= _MOST_BYTES
-            found: object = json.loads(self._path.read_text()) if usable else {}
+            found: object = loads(self._path.read_text()) if usable else {}
         except (OSError, ValueError, RecursionError):
             return {}
         return cast("dict[str, object]", found) if isinstance(found, dict) else {}

@@ -16,6 +16,16 @@ from gradscope.dump.storage.writing.partial_file import sync_folder
 
 #: Beginning of the names of these folders.
 _PREFIX: Final = ".gradscope-"
+#: What follows, where some of the files are in it, all, or it is of no use any more.
+_MOVING, _ALL, _REMOVING = "moving", "replaced", "removing"
+
+
+def folder_aside_of(folder: Path, name: str) -> Path | None:
+    """Returns where a file of a folder is that waits for what replaces it, or is being set aside; None for neither."""
+    moving, waiting = (folder / f"{_PREFIX}{state}" for state in (_MOVING, _ALL))
+    if (waiting / name).exists():
+        return waiting
+    return moving if (moving / name).exists() and not (folder / name).exists() else None
 
 
 class SetAside:
@@ -33,10 +43,7 @@ class SetAside:
         self._folder = folder
         self._is_replacement = is_replacement
         self.waits = False
-        # Some of the files are in this one, or all; or it is of no use any more.
-        self._moving, self._all, self._removing = (
-            folder / f"{_PREFIX}{state}" for state in ("moving", "replaced", "removing")
-        )
+        self._moving, self._all, self._removing = (folder / f"{_PREFIX}{state}" for state in (_MOVING, _ALL, _REMOVING))
 
     @property
     def names(self) -> frozenset[str]:

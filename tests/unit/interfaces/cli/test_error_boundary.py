@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import inspect
+import json
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from gradscope.cli import error_boundary
 from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
 from gradscope.tracing import user_frames
+from gradscope.tracing.loading.importing import remember_functions
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -119,9 +121,21 @@ def test_a_model_that_takes_python_apart_is_told_so(
         raise failure
 
     assert guarded(model, []) == 4
-    error = f"gradscope: error: the model takes away what Python itself needs, {name}: {type(failure).__name__}: "
+    error = f"gradscope: error: the model takes away or replaces {name}, which is needed: {type(failure).__name__}: "
     assert capsys.readouterr().err.startswith(error)
     assert getattr(module, attribute)
+
+
+def test_a_function_that_a_model_replaces_and_nothing_that_fails_calls_is_no_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember_functions()
+    before = json.dumps
+    monkeypatch.setattr(json, "dumps", None)
+    monkeypatch.delitem(sys.modules, user_frames.__name__, raising=False)  # the frames of this test are no model's
+    assert guarded(raising(KeyError("mine")), []) == 70
+    assert "this is a bug in gradscope: KeyError" in capsys.readouterr().err
+    assert json.dumps is before
 
 
 def test_a_model_that_lowers_the_recursion_limit_is_told_so(
@@ -136,7 +150,10 @@ def test_a_model_that_lowers_the_recursion_limit_is_told_so(
         return raising(RecursionError("maximum recursion depth exceeded"))()
 
     assert guarded(model, []) == 4
-    assert f"needs, the recursion limit, which is {lowered}: RecursionError: " in capsys.readouterr().err
+    assert (
+        f"replaces the recursion limit, which is {lowered}, which is needed: RecursionError: "
+        in capsys.readouterr().err
+    )
     assert sys.getrecursionlimit() == before
 
 

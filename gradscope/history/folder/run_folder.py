@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import weakref
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -18,88 +17,11 @@ from gradscope.dump.storage.writing.read_files import remembered_reads
 from gradscope.dump.storage.writing.set_aside import SetAside
 from gradscope.dump.storage.writing.target_path import is_folder, is_one_of
 from gradscope.errors import MachineError, UsageError
+from gradscope.history.folder.run_files import ALARM_FILES, HISTORY, LOCK, alarms_in, is_part, is_replaced, states_in
 from gradscope.naming import printable
 
-HISTORY: Final = "history.sqlite"
-
-#: What an alarm saves: the state before the step, its batch, a dump of it, and the alarm itself.
-ALARM_FILES: Final = ("state.npz", "batch.npz", "dump.npz", "alarm.json")
-#: How the names of TensorBoard's event files begin.
-_EVENTS: Final = "events.out.tfevents."
-
-_LOCK: Final = ".lock"
-_STATE: Final = re.compile(r"state-(\d{6,})\.npz")
-_STEP: Final = re.compile(r"step-(\d{6,})\.npz")
-_TRACE: Final = re.compile(r"trace-(\d{6,})")
-_ALARM: Final = re.compile(r"alarm-(\d{6,})")
 #: What is said of each of `RunFolder.left_alarms`.
 LEFT_ALARM: Final = "is of steps that the run no longer has: it stays, and is not counted"
-_COMPANIONS: Final = ("-wal", "-shm", "-journal")
-
-
-def is_run(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is the folder of a run: one that has a history."""
-    with suppress(OSError, ValueError):  # ValueError: a NUL character
-        return bool(os.fspath(path)) and (Path(path) / HISTORY).exists()  # "" is not the current folder
-    return False
-
-
-def folder_hint(path: Path) -> str | None:
-    """Returns which folder to name in place of the history in it; None for any other path."""
-    if path.name != HISTORY or not is_run(path.parent):
-        return None
-    return f"name the folder of the run, {printable(str(path.parent))}, and not its history"
-
-
-def state_path(folder: Path, steps: int) -> Path:
-    """Returns the path of the checkpoint after a number of steps."""
-    return folder / f"state-{steps:06}.npz"
-
-
-def is_alarm_name(name: str) -> bool:
-    """Returns whether a name is that of a folder for what an alarm saves."""
-    return _ALARM.fullmatch(name) is not None
-
-
-def alarm_path(folder: Path, step: int) -> Path:
-    """Returns the path of the folder for what an alarm at a step saves."""
-    return folder / f"alarm-{step:06}"
-
-
-def dump_path(folder: Path, step: int) -> Path:
-    """Returns the path of the dump of a step."""
-    return folder / f"step-{step:06}.npz"
-
-
-def trace_path(folder: Path, step: int) -> Path:
-    """Returns the path of the folder for the profile of a step."""
-    return folder / f"trace-{step:06}"
-
-
-def states_in(folder: Path) -> dict[int, Path]:
-    """Returns the checkpoints of a run by the number of steps before them, in order."""
-    found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
-
-
-def written_at(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Returns sizes and times of the files of a history, which change when it is written."""
-    found: list[tuple[int, int]] = []
-    for suffix in ("", "-wal", "-journal"):  # readers change the shared memory, too
-        with suppress(OSError):
-            facts = (folder / f"{HISTORY}{suffix}").stat()
-            found.append((facts.st_size, facts.st_mtime_ns))
-    return tuple(found)
-
-
-def is_history_file(name: str) -> bool:
-    """Returns whether a name is that of a history, of what SQLite keeps beside it, or of an event file."""
-    return name.startswith(_EVENTS) or name in {HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
-
-
-def event_files_in(folder: Path) -> list[Path]:
-    """Returns TensorBoard's event files in a folder."""
-    return sorted(folder.glob(f"{_EVENTS}*"))
 
 
 class RunFolder:
@@ -129,7 +51,7 @@ class RunFolder:
         self._dropped: Any = None
         self._made: list[Path] = []
         self._before: set[str] = set()
-        self.set_aside = SetAside(self.path, _is_replaced)
+        self.set_aside = SetAside(self.path, is_replaced)
         exists = is_folder(path)
         if not writes:
             return
@@ -137,7 +59,7 @@ class RunFolder:
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
         with machine_errors("write to", path), made_folder(self.path) as self._made:
             self._before = {each.name for each in self.path.iterdir()}
-            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with machine_errors("lock", path):
                 locked = lock(descriptor)
@@ -160,7 +82,7 @@ class RunFolder:
         _LOCKED.add(self)
         try:
             self.set_aside.recover()  # of a process that died
-            self._before |= {each.name for each in self.path.iterdir()} - {_LOCK}
+            self._before |= {each.name for each in self.path.iterdir()} - {LOCK}
         except BaseException:
             self.leave()
             raise
@@ -194,21 +116,21 @@ class RunFolder:
 
     def _remove_unused(self) -> None:
         with suppress(OSError):
-            if _LOCK not in self._before and not self.added:
-                (self.path / _LOCK).unlink()
+            if LOCK not in self._before and not self.added:
+                (self.path / LOCK).unlink()
                 for each in reversed(self._made):
                     each.rmdir()
 
     @property
     def added(self) -> list[str]:
         """The names of everything but the lock that was not there when the folder was locked, or cleared."""
-        ours = {_LOCK, *self.set_aside.names}
+        ours = {LOCK, *self.set_aside.names}
         return sorted({path.name for path in self.path.iterdir()} - self._before - ours)
 
     @property
     def others(self) -> list[str]:
         """The names of everything in the folder that is not part of a run."""
-        return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
+        return sorted(path.name for path in self.path.iterdir() if not is_part(path.name))
 
     def clear(self, inputs: Iterable[Path] = ()) -> None:
         """Sets the history, the checkpoints, the dumps of steps, the profiles and the event files of a run aside.
@@ -223,7 +145,7 @@ class RunFolder:
             MachineError: They cannot be set aside.
         """
         with machine_errors("replace", self.path):
-            old = [path for path in self.path.iterdir() if _is_replaced(path)]
+            old = [path for path in self.path.iterdir() if is_replaced(path)]
             read = (*inputs, *map(Path, remembered_reads()))
             if kept := next((path for path in old if path.suffix == ".npz" and is_one_of(path, read)), None):
                 raise UsageError(
@@ -256,7 +178,7 @@ class RunFolder:
         Raises:
             MachineError: One cannot be removed.
         """
-        folders = [(step, path) for step, path in self._alarm_folders() if path.name in saved]
+        folders = [(step, path) for step, path in alarms_in(self.path) if path.name in saved]
         first = min(number - 1, 1)
         removed = [path for _, path in folders[first : max(len(folders) - number + first, first)]]
         with machine_errors("remove a folder in", self.path):
@@ -268,30 +190,12 @@ class RunFolder:
 
     def left_alarms(self, saved: Collection[str]) -> list[str]:
         """Returns the names of the folders of alarms that are not among those that the history has."""
-        return [path.name for _, path in self._alarm_folders() if path.name not in saved]
-
-    def _alarm_folders(self) -> list[tuple[int, Path]]:
-        """Returns the folders that alarms saved, with their steps, in order."""
-        found = ((_ALARM.fullmatch(path.name), path) for path in self.path.iterdir())
-        return sorted((int(match[1]), path) for match, path in found if match is not None)
+        return [path.name for _, path in alarms_in(self.path) if path.name not in saved]
 
 
 def _leave_in_child() -> None:
     for each in list(_LOCKED):
         each.leave()
-
-
-def _is_replaced(path: Path) -> bool:
-    """Returns whether a path is that of what a new run replaces; what alarms saved stays."""
-    if _TRACE.fullmatch(path.name):
-        return path.is_dir() and not path.is_symlink()
-    return is_history_file(path.name) or any(kind.fullmatch(path.name) for kind in (_STATE, _STEP))
-
-
-def _is_part(name: str) -> bool:
-    kinds = (_STATE, _STEP, _TRACE, _ALARM)
-    ours = name == _LOCK or name.startswith(".gradscope-") or is_history_file(name)
-    return ours or any(kind.fullmatch(name) for kind in kinds)
 
 
 #: The folders that this process has locked.
