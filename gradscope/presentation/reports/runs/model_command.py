@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from gradscope.history.database.schema import RUN_OPTION
+from gradscope.history.folder.run_files import states_in
 from gradscope.history.history_reader import History
-from gradscope.history.run_folder import states_in
 from gradscope.naming import printable
 
 #: The options of a run that `dump` has, too, and that take one value.
