@@ -197,8 +197,10 @@ def _own_parameters(source: DumpSource) -> dict[str, list[str]]:
 
 def _in_shape(pair: tuple[Array, Array], shape: Shape) -> list[tuple[Array, Array]]:
     """Returns what both programs read in the shape of what they make of it, in each usual way; as it is for none."""
-    ways = [usually_arranged(each, shape) for each in pair] if pair[0].ndim > 1 else []
-    return [(one, other) for one, other in zip(*ways, strict=True)] or [pair]
+    one, other = pair
+    if one.ndim < 2 or one.shape != other.shape:
+        return [pair]
+    return [*zip(usually_arranged(one, shape), usually_arranged(other, shape), strict=True)] or [pair]
 
 
 def _of_cells(dumps: Dumps, cells: tuple[CellDifferences, CellDifferences], match: Match) -> str:
