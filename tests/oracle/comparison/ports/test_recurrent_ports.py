@@ -26,8 +26,9 @@ KINDS: Final = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 
 
 class Network(nn.Module):
-    def __init__(self, kind: str, *, directions: int, depth: int) -> None:
+    def __init__(self, kind: str, *, directions: int, depth: int, ends: bool = False) -> None:
         super().__init__()
+        self.ends = ends
         self.first = nn.Linear(WIDTH, WIDTH)
         self.rnn = KINDS[kind](WIDTH, STATES, depth, batch_first=True, bidirectional=directions == 2)
         self.last = nn.Linear(directions * STATES, 4)
@@ -35,13 +36,14 @@ class Network(nn.Module):
             nn.init.normal_(parameter, std=0.45)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in the batch
-        found: Tensor = self.last(self.rnn(self.first(input))[0])
+        states, ends = self.rnn(self.first(input))
+        found: Tensor = self.last(torch.cat(list(ends), -1) if self.ends else states)
         return found
 
 
-def _reference(kind: str, *, directions: int = 1, depth: int = 1) -> tuple[Dump, dict[str, Any]]:
+def _reference(kind: str, *, directions: int = 1, depth: int = 1, ends: bool = False) -> tuple[Dump, dict[str, Any]]:
     torch.manual_seed(1)
-    module = Network(kind, directions=directions, depth=depth)
+    module = Network(kind, directions=directions, depth=depth, ends=ends)
     dump = capture(module, lambda y: y.square().mean(), {"input": torch.from_numpy(READ)})
     return dump, {name.replace(".", "/"): each.detach().numpy().copy() for name, each in module.state_dict().items()}
 
@@ -99,6 +101,7 @@ def _port(
     depth: int = 1,
     wrong: Any = (),
     scope: str = "rnn{}{}",
+    ends: bool = False,
 ) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["input"]
@@ -115,6 +118,7 @@ def _port(
                 with jax.named_scope(scope.format(layer, suffix)):
                     right = wrong and (layer, at) not in wrong
                     made.append(_run(kind, "" if right else fault, parts, x, backwards=at == 1))
+            made = [each[:, at - 1] for at, each in enumerate(made)] if ends else made
             x = jnp.concatenate(made, -1) if directions > 1 else made[0]
         with jax.named_scope("last"):
             y = x @ weights["last/weight"].T + weights["last/bias"]
@@ -169,6 +173,18 @@ def test_what_a_recurrent_layer_does_otherwise_is_told(
         told = f" of {article} {kind} that in the candidate {cand}"
         assert told in sentence, (fault, sentence)
         assert f", and in the reference {ref}" in sentence, (fault, sentence)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_it_is_told_where_the_last_states_alone_are_read(directions: int) -> None:
+    reference, weights = _reference("GRU", directions=directions, ends=True)
+    right = gs.compare(reference, _port("GRU", "", weights, directions=directions, ends=True))
+    assert right, right.sentence
+    for fault in ("reset", "swapped", "order", "relu", "initial"):
+        found = gs.compare(reference, _port("GRU", fault, weights, directions=directions, ends=True))
+        _, cand, ref = FAULTS[fault]
+        assert f" is of a GRU that in the candidate {cand}" in found.sentence, (fault, found.sentence)
+        assert f", and in the reference {ref}" in found.sentence, (fault, found.sentence)
 
 
 @pytest.mark.parametrize("kind", KINDS)

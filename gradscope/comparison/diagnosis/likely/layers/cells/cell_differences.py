@@ -25,7 +25,7 @@ from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, INPUT, split_key
+from gradscope.naming import ACTIVATION, INPUT, key_of, split_key
 
 #: The relative error up to which a value is that of a layer.
 _ROUNDING: Final = 2e-5
@@ -77,18 +77,19 @@ class CellDifferences:
             key: The key of the layer's output in the program that has the layer.
             value: What the other program has for it, in its layout; None to look for that by the values.
         """
-        own = self._own.tensor(key) if split_key(key)[1] in self._makers else None
-        if own is None or own.ndim not in (2, 3):
+        if (layer := self._makers.get(split_key(key)[1])) is None:
             return ""
+        # Of a layer that returns its last states beside those of all steps, these tell what it does.
+        outputs = dict.fromkeys((key, *(key_of(ACTIVATION, name) for name in layer.outputs)))
         # A recurrent layer of several layers may be paired by its name with the first of those.
         with np.errstate(all="ignore"):  # forms are tried that may overflow
-            found = self._words(key, own, [value]) if value is not None else ""
-            return found or self._words(key, own, None)
+            found = "" if value is None else self._words(key, [value])
+            return found or next(filter(None, (self._words(each, None) for each in outputs)), "")
 
-    def _words(self, key: str, own: Array, others: Sequence[Array] | None) -> str:
-        layer = self._makers[split_key(key)[1]]
+    def _words(self, key: str, others: Sequence[Array] | None) -> str:
+        own, layer = self._own.tensor(key), self._makers[split_key(key)[1]]
         recurrent = recurrent_layer(layer, self._own)
-        if recurrent is None:
+        if recurrent is None or own is None or own.ndim not in (2, 3):
             return ""
         searched = self._candidates(own, len(recurrent.cells[-1])) if others is None else others
         for read, steps in itertools.product(self._reads(layer, key, recurrent), (0, 1) if own.ndim > 2 else (0,)):

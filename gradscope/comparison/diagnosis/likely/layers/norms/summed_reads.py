@@ -116,10 +116,10 @@ class _Sum(NamedTuple):
         Args:
             name: Returns the name of a value, given its key.
         """
-        found = {name(key): number for key, number in self.terms.items()}
-        return " + ".join(
-            each if number == 1 else f"{brief(number)} times {each}" for each, number in sorted(found.items())
-        )
+        found = sorted((number < 0, name(key), abs(number)) for key, number in self.terms.items())
+        terms = [each if size == 1 else f"{brief(size)} times {each}" for _, each, size in found]
+        signs = (" - " if negative else " + " for negative, _, _ in found)
+        return "".join(itertools.chain(*zip(signs, terms, strict=True))).removeprefix(" + ").strip()
 
     def statement(self, name: Callable[[str], str]) -> str:
         """Returns what the layer does with the sum, in words.

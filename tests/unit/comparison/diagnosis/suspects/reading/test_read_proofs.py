@@ -52,10 +52,15 @@ def _normed(between: Any, *, port: bool = False, epsilon: float = 1e-5, plain: b
 
 def test_a_norm_that_is_right_reads_another_value() -> None:
     one = _normed(jnp.add)
-    for between in (lambda x, p: x - p, lambda x, p: x[:, ::-1] + p, lambda x, p: x + p[::-1]):
+    subtracted = "it reads `embed` - `position`, and the reference `embed` + `position`;"
+    for between, told in (
+        (lambda x, p: x - p, subtracted),
+        (lambda x, p: x[:, ::-1] + p, BETWEEN),
+        (lambda x, p: x + p[::-1], BETWEEN),
+    ):
         found = gs.compare(one, _normed(between, port=True)).sentence
         assert found.startswith("Forward first differs at `norm` ("), found
-        assert BETWEEN in found, found
+        assert told in found, found
 
 
 def test_a_norm_that_may_be_wrong_is_blamed_itself() -> None:
