@@ -1,12 +1,34 @@
-"""`signature_text` writes a signature for a message, with what its reader can type."""
+"""`signature_text` writes a signature for a message, with what its reader can type; `typed_expression` reads that."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from typing import Any, Final
 
 #: The types of defaults that read as they are written.
 _LITERALS: Final = (type(None), type(...), bool, int, float, complex, str, bytes)
+
+#: The most expressions inside of each other: what walks through more of them ends in an error of its own.
+_DEEPEST: Final = 100
+
+
+def typed_expression(text: str) -> ast.expr:
+    """Returns what a text says in Python, which is not evaluated.
+
+    Raises:
+        ValueError: It says nothing, or has too much inside of each other.
+    """
+    try:
+        expression = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"it is no expression: {error}") from error
+    level: list[ast.AST] = [expression]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in ast.iter_child_nodes(each)]
+        if not level:
+            return expression
+    raise ValueError(f"it has more than {_DEEPEST} expressions inside of each other")
 
 
 def signature_text(signature: inspect.Signature) -> str:

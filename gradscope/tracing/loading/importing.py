@@ -35,7 +35,8 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -45,7 +46,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from gradscope.dump.storage.storage_errors import permitted
-from gradscope.errors import UsageError
+from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming.selecting.nearest_names import did_you_mean
 from gradscope.naming.wording import some_of
@@ -68,6 +69,12 @@ _PLACES: Final[tuple[ModuleType | type, ...]] = (
     math, np, os, Path, re, shutil, signal, struct, threading, time, zlib,
 )  # fmt: skip
 
+#: The package whose modules stay loaded.
+_OURS: Final = __name__.partition(".")[0]
+
+#: Seconds in which a thread that does nothing has to come to its end.
+_THREAD_SECONDS: Final = 10.0
+
 #: What they have that can be called, by its name.
 _BEFORE: Final[dict[ModuleType | type, dict[str, Any]]] = {}
 
@@ -81,6 +88,13 @@ def import_location(target: Target) -> ModuleType:
     """
     remember_functions()
     os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
+    with _keeping_gradscope():
+        module = _module_at(target)
+    _require_threads()
+    return module
+
+
+def _module_at(target: Target) -> ModuleType:
     if target.rule == "module":
         return _imported(target.location)
     if target.rule == "zoo":
@@ -195,6 +209,44 @@ def _is_imported_by_model() -> bool:
 
 
 _FINDER: Final = _BesideModel()
+
+
+@contextmanager
+def _keeping_gradscope() -> Generator[None]:
+    """Puts back what a file removes of gradscope from the modules that Python knows: it would be loaded once more."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _OURS}
+    try:
+        yield
+    finally:
+        sys.modules.update(before)
+
+
+def _require_threads() -> None:
+    """Refuses a trace function that ends every thread before that has done anything: its result would never come.
+
+    Raises:
+        ModelError: There is one.
+    """
+    if threading.gettrace() is None and threading.getprofile() is None:
+        return
+    begun, reason = threading.Event(), "it does not come to an end"
+
+    def tell(ended: threading.ExceptHookArgs) -> None:
+        nonlocal reason
+        reason = f"{ended.exc_type.__name__}: {ended.exc_value}"
+
+    hook, threading.excepthook = threading.excepthook, tell
+    try:
+        thread = threading.Thread(target=begun.set, daemon=True)
+        thread.start()
+        thread.join(_THREAD_SECONDS)
+    finally:
+        threading.excepthook = hook
+    if not begun.is_set():
+        raise ModelError(
+            f"the model has Python trace threads by a function that lets none of them begin: {reason}",
+            hint="leave out threading.settrace and threading.setprofile, or let the function return",
+        )
 
 
 def remember_functions() -> None:

@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gradscope.errors import UsageError
 from gradscope.naming.selecting.nearest_names import did_you_mean, nearest
+from gradscope.naming.signature_text import typed_expression
 from gradscope.tracing.loading.zoo import zoo_names
 
 #: The rule by which a target's location was found.
@@ -166,8 +167,8 @@ def python_files(folder: Path) -> list[str]:
 
 def _attribute(text: str, name: str) -> Attribute:
     try:
-        node = ast.parse(name.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:  # ValueError: a NUL character
+        node = typed_expression(name)
+    except ValueError as error:
         raise _malformed(text, f"{name!r} is not a name, nor a call of one") from error
     if not isinstance(node, ast.Call):
         return Attribute(text=name, path=_dotted(text, node))

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradscope.errors import UsageError
 from gradscope.naming.selecting.nearest_names import nearest_hint
-from gradscope.naming.signature_text import parameter_text
+from gradscope.naming.signature_text import parameter_text, typed_expression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ def parse_expression(text: str) -> Expression | float:
         UsageError: The text is neither a number nor a name with literal arguments.
     """
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: a NUL character
+        node = typed_expression(text)
+    except ValueError as error:
         raise _malformed(text) from error
     found = _argument(text, node)
     if isinstance(found, Expression):

@@ -231,6 +231,26 @@ def test_a_function_that_a_model_replaces_is_named_where_something_fails_for_it(
     assert "Traceback" not in done.errors
 
 
+def test_a_model_that_removes_our_modules_gets_its_results(tmp_path: Path) -> None:
+    removing = "[sys.modules.pop(each) for each in [*sys.modules] if each.startswith('gradscope')]"
+    models.write(tmp_path, models.source(more=f"import sys\n{removing}"))
+    done = gradscope_process("dump", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.errors) == (0, "")
+    assert json.loads(done.output)["rows"]
+
+
+@pytest.mark.parametrize("sets", ["settrace", "setprofile"])
+def test_a_model_that_lets_no_thread_begin_is_refused(tmp_path: Path, sets: str) -> None:
+    tracing = f"import threading\ndef f(*_): raise RuntimeError('mine')\nthreading.{sets}(f)"
+    models.write(tmp_path, models.source(more=tracing))
+    done = gradscope_process(
+        "train", "model.py", "--steps", "1", "--optimizer", "sgd(0.1)", "-o", "run", folder=tmp_path
+    )
+    assert done.status == 4
+    assert "a function that lets none of them begin: RuntimeError: mine" in done.lines[0]
+    assert "Traceback" not in done.errors
+
+
 def test_a_model_may_replace_what_makes_json(tmp_path: Path) -> None:
     """As a program does that has a faster one, which returns bytes and has no indentation."""
     models.write(tmp_path, models.source(more="import json\njson.dumps = lambda value, **_: b'[]'"))

@@ -9,6 +9,7 @@ import pytest
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.target import LiteralCall, Target, parse_target
 from gradscope.tracing.loading.zoo import zoo_file, zoo_names
+from gradscope.training.optimizers.literal_expressions import parse_expression
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +133,16 @@ def test_what_is_no_target_is_refused_with_the_forms_there_are(text: str, reason
         parse_target(text)
     assert reason in refused.value.message
     assert "package.module:NAME" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("around", ["-", "not ", "a.", "1 + ", "lambda: ", "["])
+@pytest.mark.parametrize("depth", [500, 3_000, 50_000])
+def test_a_name_that_is_deep_in_itself_is_refused(around: str, depth: int) -> None:
+    for text in (around * depth + "b", f"f({around * depth}b)"):
+        with pytest.raises(UsageError, match="is not a name, nor a call of one"):
+            parse_target(f"m.py:{text}")
+        with pytest.raises(UsageError, match="is not a name with literal arguments"):
+            parse_expression(text)
 
 
 @pytest.mark.parametrize(
