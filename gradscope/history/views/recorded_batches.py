@@ -13,9 +13,15 @@ from gradscope import naming
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 
-#: The fewest recorded steps that say that batches are one, and that examples are sorted.
+#: The fewest recorded steps that say that batches are one, that examples are sorted, and that they are so in several
+#: passes: how alike the changes from one to the next then are, of one where they are equal. Those of groups in any
+#: order are as alike in one run of some thousands.
 _FEWEST: Final = 3
 _FEWEST_SORTED: Final = 5
+_FEWEST_TURNS: Final = 10
+_ALIKE: Final = 0.9
+#: The share of the variance of sorted examples that is that of the means of batches. Of ten shuffled ones it is 0.1.
+_BETWEEN: Final = 0.9
 #: The fewest values of an input that are one by more than chance: with two classes, in one of a hundred batches.
 #: Smaller ones are the number of a step, a weight, or a random key, which differ where the examples do not.
 _VALUES: Final = 8
@@ -27,19 +33,19 @@ _ROUNDING: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedInput:
-    """A `SortedInput` is an input of whole numbers that has one value in each batch, which rises or falls in time.
+    """A `SortedInput` is an input of whole numbers that hardly varies within a batch, and does so in order of batches.
 
     Attributes:
         name: Its name.
         steps: How many steps are recorded.
-        first: Its value in the first recorded batch.
-        last: The last value that differs from that.
+        least: The least of its means in the recorded batches, rounded.
+        most: The largest of them.
     """
 
     name: str
     steps: int
-    first: float
-    last: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +92,31 @@ def _has_one_value(series: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput | None:
     is_whole = tensor.dtype is not None and tensor.dtype.startswith(("int", "uint", "bool"))
-    if not is_whole or len(series["step"]) < _FEWEST_SORTED or not _has_one_value(series).all():
+    steps, means = series["step"], series["mean"]
+    if not is_whole or len(steps) < _FEWEST_SORTED:
         return None
-    values = np.round(series["mean"])
-    if not _is_ordered(values):
+    between = float(np.var(means))
+    if not between > _BETWEEN * (between + float(np.square(series["std"]).mean())) or not _is_ordered(steps, means):
         return None
-    others = values[values != values[0]]
+    least, most = float(np.round(means.min())), float(np.round(means.max()))
     # The number of the step, or one that grows with it, is the same for all examples.
-    counts = np.ptp(np.diff(values) / np.diff(series["step"])) == 0 and len(np.unique(values)) == len(values)
-    if not others.size or counts:
+    counts = np.ptp(np.diff(means) / np.diff(steps)) == 0 and len(np.unique(means)) == len(means)
+    if least == most or counts:
         return None
-    return SortedInput(name=tensor.name, steps=len(values), first=float(values[0]), last=float(others[-1]))
+    return SortedInput(name=tensor.name, steps=len(steps), least=least, most=most)
 
 
-def _is_ordered(values: np.ndarray) -> bool:
-    """Returns whether values rise, or fall, and begin anew: those of groups, as of one length, come in turns."""
-    starts = np.flatnonzero((values[1:] == values[0]) & (values[:-1] != values[0])) + 1
-    if len(starts) and len(np.unique(values)) < 3:
-        return False  # two values in turns do that in any order
-    changes = [np.diff(each) for each in np.split(values, starts)]
-    return any(all((sign * each >= 0).all() for each in changes) for sign in (1, -1))
+def _is_ordered(steps: np.ndarray, means: np.ndarray) -> bool:
+    """Returns whether means rise, or fall, or go round: those of groups, as of one length, come in any order.
+
+    In each pass through sorted examples, the share of those with a smaller value rises by the same part of all from one
+    recorded step to the next, and begins anew.
+    """
+    changes, apart = np.diff(means), np.diff(steps)
+    if (changes >= 0).all() or (changes <= 0).all():
+        return True
+    ordered = np.sort(means)
+    smaller = (ordered.searchsorted(means, "left") + ordered.searchsorted(means, "right")) / (2 * len(means))
+    turns = np.exp(2j * np.pi * np.diff(smaller)[apart == np.median(apart)])
+    # Two values go round in whatever order they are.
+    return len(turns) >= _FEWEST_TURNS and len(np.unique(means)) > 2 and float(np.abs(turns.mean())) > _ALIKE

@@ -133,7 +133,7 @@ _RUN: Final = {
     "`infinite_moment`, `one_norm`, `no_gradient`)",
     "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
     "batches": "What is unusual in the recorded batches: that they are all the `same`, and by which inputs the "
-    "examples are `sorted` (`name`, the recorded `steps`, the `first` value and the `last` other one); with the trends "
+    "examples are `sorted` (`name`, the recorded `steps`, the `least` and the `most` of its means); with the trends "
     "or the last step",
     "climbing": "Where the updates point along the gradients and the loss has not fallen: `count` of the recorded "
     "steps, and the median `cosine`; or the `parameters` whose updates alone do; with the trends or the last step",

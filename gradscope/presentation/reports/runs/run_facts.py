@@ -137,8 +137,9 @@ def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
 
 def _sorted(by: SortedInput) -> str:
     return (
-        f"{printable(by.name)} has one value in each of the {by.steps} recorded batches, {by.first:g} in the first and "
-        f"{by.last:g} later: where that is not meant, the examples are sorted by it, so shuffle them"
+        f"{printable(by.name)} hardly varies within each of the {by.steps} recorded batches, and goes from "
+        f"{by.least:g} to {by.most:g} in the order of the steps: where that is not meant, the examples are sorted by it, "
+        "so shuffle them"
     )
 
 

@@ -58,29 +58,49 @@ def _label(value: int) -> np.ndarray:
     return np.full(16, value)
 
 
+def _sorted_data(sizes: list[int], size: int) -> Callable[[int], np.ndarray]:
+    """The labels of a batch of sorted examples, of some number of each class, in as many passes as needed."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return lambda step: labels[np.arange(step * size, (step + 1) * size) % len(labels)]
+
+
+def _groups(values: list[int]) -> Callable[[int], np.ndarray]:
+    chosen = np.random.default_rng(5).choice(values, 1000)
+    return lambda step: _label(chosen[step])
+
+
 @pytest.mark.parametrize(
     ("label", "told"),
     [
-        (lambda step: _label(step // 30), (0, 2)),
-        (lambda step: _label([7, 7, 7, 3, 3, 1, 1][step // 10]), (7, 1)),
-        (lambda step: _label([1, 3, 4, 1, 3, 4, 4][step // 10]), (1, 4)),  # twice
-        (lambda step: _label([5, 12, 7, 5, 7, 12, 12][step // 10]), None),  # groups of one length
-        (lambda step: _label([5, 12, 5, 12, 12, 5, 12][step // 10]), None),
+        (lambda step: _label(step // 30), (0, 6)),
+        (lambda step: _label([7, 7, 7, 3, 3, 1, 1][step // 10 % 7]), None),  # a second time in another way
         (lambda step: _label(step > 30).astype(bool), (0, 1)),
+        (_sorted_data([60] * 10, 32), (0, 9)),
+        (_sorted_data([100, 30, 200, 50, 80, 20], 16), (0, 2)),  # of which every third pass is recorded
+        (_sorted_data([300, 300, 300], 16), None),  # in several passes, two or three classes may come in any order
         (lambda _: _label(4), None),  # the data have one class
-        (lambda step: LABELS[step], None),
+        (lambda step: LABELS[step % 70], None),
         (lambda step: _label(step // 30).astype(np.float32), None),  # as a weight by a schedule
         (lambda step: _label(step + 1), None),  # the number of the step
         (lambda step: _label(step // 30)[:4], None),
-        (lambda step: np.where(np.arange(16) < 15, step // 30, 9), None),
+        (lambda step: np.where(np.arange(16) < 12, step // 30, 9), None),
+        (_groups([5, 12]), None),
+        (_groups([5, 7, 12]), None),
+        (_groups([4, 8, 16, 32, 64]), None),
     ],
 )
 def test_the_examples_are_sorted_by_a_label(
     label: Callable[[int], np.ndarray], told: tuple[int, int] | None, tmp_path: Path
 ) -> None:
-    found = read(tmp_path, lambda step: {"x": MANY[step], "label": label(step)})
-    expected = () if told is None else (SortedInput(name="label", steps=7, first=told[0], last=told[1]),)
-    assert found == RecordedBatches(sorted=expected)
+    found = read(tmp_path, lambda step: {"x": MANY[step % 70], "label": label(step)}, steps=20)
+    assert [(each.name, each.steps) for each in found.sorted] == ([] if told is None else [("label", 20)])
+    assert told is None or (found.sorted[0].least, found.sorted[0].most) == told
+
+
+def test_a_few_steps_show_an_order_without_a_turn(tmp_path: Path) -> None:
+    values = [7, 7, 3, 3, 1]
+    found = read(tmp_path, lambda step: {"x": MANY[step], "label": _label(values[step // 10])}, steps=5)
+    assert found.sorted == (SortedInput(name="label", steps=5, least=1, most=7),)
 
 
 def test_an_input_of_its_own_sorts_nothing(tmp_path: Path) -> None:
