@@ -138,8 +138,8 @@ def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
 def _sorted(by: SortedInput) -> str:
     return (
         f"{printable(by.name)} hardly varies within each of the {by.steps} recorded batches, and goes from "
-        f"{by.least:g} to {by.most:g} in the order of the steps: where that is not meant, the examples are sorted by it, "
-        "so shuffle them"
+        f"{by.least:g} to {by.most:g} in the order of the steps: where that is not meant, the examples are sorted by "
+        "it, so shuffle them"
     )
 
 

@@ -76,7 +76,7 @@ def _groups(values: list[int]) -> Callable[[int], np.ndarray]:
         (lambda step: _label([7, 7, 7, 3, 3, 1, 1][step // 10 % 7]), None),  # a second time in another way
         (lambda step: _label(step > 30).astype(bool), (0, 1)),
         (_sorted_data([60] * 10, 32), (0, 9)),
-        (_sorted_data([100, 30, 200, 50, 80, 20], 16), (0, 2)),  # of which every third pass is recorded
+        (_sorted_data([100, 30, 200, 50, 80, 20], 16), (0, 2)),  # at three places of each pass
         (_sorted_data([300, 300, 300], 16), None),  # in several passes, two or three classes may come in any order
         (lambda _: _label(4), None),  # the data have one class
         (lambda step: LABELS[step % 70], None),
