@@ -8,7 +8,8 @@ alike, the norms behind may differ.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -101,8 +102,9 @@ def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: st
     """Returns which reductions a layer reads, or how the norms of one differ, in words; "" where neither is known."""
     work = Work()
     shape, has_kernel = values[0].shape, any(own.ndim > 1 for own, _ in params)
+    inputs = {size for own, _ in params if own.ndim == 2 for size in own.shape}
     one, other = (
-        next((each for each in _read(argument[at], shape, name, functions_too=has_kernel)
+        next((each for each in _read(argument[at], shape, name, inputs, functions_too=has_kernel)
               if _is_layer_of(each[1], values[at], known, work)), None)
         for at, known in enumerate(zip(*params, strict=True))
     )  # fmt: skip
@@ -114,8 +116,13 @@ def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: st
     return "" if has_kernel else norm_difference(values, [(read, read_by_cand), *params])
 
 
-def _read(argument: Array, shape: tuple[int, ...], name: str, *, functions_too: bool) -> Iterator[tuple[str, Array]]:
-    """Yields reductions of an argument, or of a function of it, that a layer may read whose output has a shape."""
+def _read(
+    argument: Array, shape: tuple[int, ...], name: str, inputs: Collection[int], *, functions_too: bool
+) -> Iterator[tuple[str, Array]]:
+    """Yields reductions of an argument, or of a function of it, that a layer may read whose output has a shape.
+
+    A dense layer with one of some numbers of inputs may read a pooled image that is flattened.
+    """
     functions = ELEMENTWISE if functions_too and argument.size <= _MOST_ARGUMENTS else {}
     for words, function in (("", np.copy), *functions.items()):
         value, of = function(argument), f"the {words} of `{name}`" if words else f"`{name}`"
@@ -126,6 +133,18 @@ def _read(argument: Array, shape: tuple[int, ...], name: str, *, functions_too: 
             for channel in (1, value.ndim - 1):
                 pooled = tuple(value.shape[axis] if axis == channel else size for axis, size in enumerate(shape))
                 yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
+        for pooled in _pooled(value.shape, inputs) if value.ndim > len(shape) == 2 else ():
+            yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
+
+
+def _pooled(shape: tuple[int, ...], inputs: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the shapes of images whose windows are pooled so that each is one of some numbers of elements."""
+    for channel in dict.fromkeys((1, len(shape) - 1)):
+        space = [size for axis, size in enumerate(shape) if axis not in (0, channel)]
+        for width in range(2, min(space) + 1):
+            pooled = (size if axis in (0, channel) else size // width for axis, size in enumerate(shape))
+            if math.prod((found := (*pooled,))[1:]) in inputs:
+                yield found
 
 
 def _is_layer_of(read: Array, value: Array, params: Sequence[Array], work: Work) -> bool:

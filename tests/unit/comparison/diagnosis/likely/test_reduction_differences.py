@@ -100,3 +100,39 @@ def test_what_differs_in_norms_behind_the_same_reduction_is_told() -> None:
     one = _network(lambda x: x.mean((1, 2)), names=ONE, norm=True)
     found = gs.compare(one, _network(lambda x: x.mean((1, 2)), names=OTHER, norm=True, epsilon=0.01))
     assert ", made here; it adds 1.0e-2 to the variance, and the reference 1.0e-5" in found.sentence
+
+
+def _flattened(kind: str, *, port: bool) -> Dump:
+    """A dense layer that reads a pooled image, flattened; the port has the channels last."""
+    drawn = np.random.default_rng(6).normal
+    kernel, out, image = drawn(size=(3, 3, 3, 5)), drawn(size=(5, 3, 2, 4)), drawn(size=(4, 6, 4, 3))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        order = ("NHWC", "HWIO", "NHWC") if port else ("NCHW", "OIHW", "NCHW")
+        with jax.named_scope("Conv_0" if port else "conv"):
+            x = lax.conv_general_dilated(batch["x"], weights["conv"], (1, 1), "SAME", dimension_numbers=order)
+        x = jax.nn.relu(x)
+        start, function = (-jnp.inf, lax.max) if kind == "max" else (0.0, lax.add)
+        window = (1, 2, 2, 1) if port else (1, 1, 2, 2)
+        x = lax.reduce_window(x, start, function, window, window, "VALID") / (4 if kind == "mean" else 1)
+        x = x.reshape(4, -1)
+        with jax.named_scope("Dense_0" if port else "fc"):
+            x = x @ weights["out"] if port else x @ weights["out"].T
+        return jnp.square(jnp.sin(x)).mean()
+
+    weights = {
+        "conv": kernel if port else kernel.transpose(3, 2, 0, 1),
+        "out": out.transpose(1, 2, 0, 3).reshape(30, 4) if port else out.reshape(30, 4).T,
+    }
+    arrays = jax.tree.map(lambda each: np.ascontiguousarray(each, np.float32), weights)
+    return captured((loss, arrays, {"x": np.float32(image if port else image.transpose(0, 3, 1, 2))}))
+
+
+def test_another_pool_is_told_before_an_image_is_flattened() -> None:
+    one = _flattened("max", port=False)
+    assert gs.compare(one, _flattened("max", port=True))
+    for kind, words in (("mean", "mean"), ("sum", "sum")):
+        sentence = gs.compare(one, _flattened(kind, port=True)).sentence
+        assert sentence.startswith("Forward first differs at `fc` ("), sentence
+        told = f"it reads the {words} of windows of the relu of `conv`, and the reference the maximum of windows of"
+        assert told in sentence, sentence

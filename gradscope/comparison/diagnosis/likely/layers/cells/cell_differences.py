@@ -79,9 +79,8 @@ class CellDifferences:
         """
         if (layer := self._makers.get(split_key(key)[1])) is None:
             return ""
-        # Of a layer that returns its last states beside those of all steps, these tell what it does.
         outputs = dict.fromkeys((key, *(key_of(ACTIVATION, name) for name in layer.outputs)))
-        # A recurrent layer of several layers may be paired by its name with the first of those.
+        # One of several layers may be paired by its name with the first of those. One may return its last states alone.
         with np.errstate(all="ignore"):  # forms are tried that may overflow
             found = "" if value is None else self._words(key, [value])
             return found or next(filter(None, (self._words(each, None) for each in outputs)), "")
