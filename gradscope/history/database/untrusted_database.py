@@ -173,9 +173,12 @@ def _translated(path: Path, unless: str) -> Generator[None]:
     try:
         yield
     except _DAMAGED as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code & 0xFF == sqlite3.SQLITE_BUSY:
             hint = "end that process, or wait for it, and try again"
             raise DumpError("another process has locked it", hint=hint) from error
+        if code == sqlite3.SQLITE_READONLY_ROLLBACK:  # since it was opened, when a copy would have been read
+            raise DumpError("the process that writes it was killed meanwhile", hint="try again") from error
         _require_of_file(path, error)
         raise DumpError(f"{unless}: {error}") from error
 

@@ -78,7 +78,7 @@ def states_in(folder: Path) -> dict[int, Path]:
 
 def alarms_in(folder: Path) -> list[tuple[int, Path]]:
     """Returns the folders that alarms of a run saved, with their steps, in order."""
-    found = ((_ALARM.fullmatch(path.name), path) for path in folder.iterdir())
+    found = ((_ALARM.fullmatch(path.name), path) for path in folder.iterdir() if not path.is_symlink())
     return sorted((int(match[1]), path) for match, path in found if match is not None)
 
 

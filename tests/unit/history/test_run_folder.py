@@ -145,6 +145,34 @@ folder.close()
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".gradscope-")]
 
 
+@pytest.mark.parametrize("state", ["moving", "replaced", "removing"])
+def test_a_link_in_place_of_what_is_set_aside_is_not_followed(tmp_path: Path, state: str) -> None:
+    """As in a run of somebody else, whose link leads to a folder of who continues it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / HISTORY).write_bytes(b"mine")
+    (tmp_path / "run").mkdir()
+    old_run(tmp_path / "run")
+    link = tmp_path / "run" / f".gradscope-{state}"
+    link.symlink_to(tmp_path / "mine")
+    assert files_of(tmp_path / "run") == tmp_path / "run"
+    with RunFolder(tmp_path / "run") as folder:
+        assert not link.is_symlink()
+        folder.clear()
+    assert found(tmp_path / "mine") == {HISTORY: b"mine"}
+    assert found(tmp_path / "run")[HISTORY] == b"old"
+
+
+def test_a_link_in_place_of_what_an_alarm_saved_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "state.npz").touch()
+    saved = [f"alarm-{step:06}" for step in range(1, 6)]
+    with RunFolder(tmp_path / "run") as folder:
+        for name in saved:
+            (folder.path / name).symlink_to(tmp_path / "mine")
+        assert folder.keep_alarms(2, saved) == []
+    assert (tmp_path / "mine" / "state.npz").exists()
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["before its history is made", "before its first step"])
 def test_a_run_that_one_was_to_replace_that_was_killed_is_read_and_not_replaced_unasked(
     tmp_path: Path, begun: bool

@@ -75,6 +75,14 @@ def test_a_history_is_read_where_its_log_was_being_ended(hot: Path) -> None:
     assert read(hot) == list(STEPS)
 
 
+def test_a_writer_that_is_killed_while_a_history_is_read_is_no_fault_of_the_machine(tmp_path: Path) -> None:
+    with History(write(tmp_path / "run")) as history:
+        killed(tmp_path / "run", "DELETE", "BEGIN IMMEDIATE", "UPDATE stats SET l2 = 1e9", "DELETE FROM steps")
+        with pytest.raises(DumpError, match="the process that writes it was killed meanwhile"):
+            history.steps()
+    assert read(tmp_path / "run") == list(STEPS)
+
+
 def test_a_log_without_an_index_is_read(logged: Path) -> None:
     assert read(logged) == [*STEPS, 30]
 

@@ -22,10 +22,11 @@ _MOVING, _ALL, _REMOVING = "moving", "replaced", "removing"
 
 def folder_aside_of(folder: Path, name: str) -> Path | None:
     """Returns where a file of a folder is that waits for what replaces it, or is being set aside; None for neither."""
-    moving, waiting = (folder / f"{_PREFIX}{state}" for state in (_MOVING, _ALL))
-    if (waiting / name).exists():
-        return waiting
-    return moving if (moving / name).exists() and not (folder / name).exists() else None
+    for state in (_ALL, _MOVING) if not (folder / name).exists() else (_ALL,):
+        aside = folder / f"{_PREFIX}{state}"
+        if (aside / name).exists() and not aside.is_symlink():
+            return aside
+    return None
 
 
 class SetAside:
@@ -83,6 +84,9 @@ class SetAside:
             MachineError: The folder cannot be written.
         """
         with machine_errors("write to", self._folder):
+            for each in (self._moving, self._all, self._removing):
+                if each.is_symlink():  # to a folder whose files are not ours to move
+                    each.unlink()
             if self._removing.is_dir():
                 shutil.rmtree(self._removing)
             if self._all.is_dir():
