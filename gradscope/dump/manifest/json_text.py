@@ -10,15 +10,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import numpy as np
 
 from gradscope.dump.manifest.json_scan import most_names, require_small
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _plain(number: object) -> Json:
+    """Returns a number of NumPy as one of Python: JAX counts axes and sizes by either.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(number, np.generic):
+        return cast("Json", number.item())
+    raise TypeError(f"{number!r} is nothing that JSON has")
+
+
 # ASCII alone, so that the bytes are valid UTF-8 whatever lone surrogates a layer's name holds.
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def dumps(value: Json) -> str:

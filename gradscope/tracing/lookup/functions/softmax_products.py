@@ -136,7 +136,7 @@ class _Search:
             return ()
         summed = self._made_by(around, total.invars[0])
         same = summed == above and total.invars[0].aval.shape == division.outvars[0].aval.shape
-        return tuple(total.params["axes"]) if same else ()
+        return tuple(map(int, total.params["axes"])) if same else ()  # those of NumPy where it is mapped
 
     def _made_by(self, frame: Frame, atom: Atom) -> ValueKey | None:
         """Returns the value of which an atom is a copy, in another type or shape; None for an argument."""
@@ -182,7 +182,7 @@ def _dimensions(step: Step, variable: FrameVariable) -> tuple[tuple[int, ...], t
         return (), ()
     contracting, batch = equation.params["dimension_numbers"]
     side = 0 if one is variable.atom else 1
-    return tuple(contracting[side]), tuple(batch[side])
+    return tuple(map(int, contracting[side])), tuple(map(int, batch[side]))
 
 
 def _moved(step: Step, variable: FrameVariable, axes: tuple[int, ...]) -> tuple[int, ...] | None:
