@@ -2,6 +2,7 @@
 
 - `alarm_rules` has the table of all rules.
 - `tensor_rules` applies those about tensors to recorded steps, `stuck_parameters` those about parameters that stay.
+- `dying_units` finds units that get no gradient any more.
 - `reset_optimizer` finds an optimizer whose state begins anew at each step.
 - `streaks` counts the recorded steps in a row at which a condition holds.
 - `diverging_loss` says of a loss that grows by orders that the learning rate is too large.

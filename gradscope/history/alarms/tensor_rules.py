@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -13,16 +12,11 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.alarms.dying_units import CALL, DyingUnits
 from gradscope.history.alarms.reset_optimizer import ResetOptimizer
 from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
 from gradscope.history.alarms.stuck_parameters import StuckParameters
 from gradscope.history.history_rows import Alarm
-
-#: A share of dead units is rising past half where it was below `_ALIVE` before.
-_DEAD: Final = 0.5
-_ALIVE: Final = 0.25
-#: The share of the gradients that the loss sent back below which it sends few back.
-_QUIET: Final = 1 / 8
 
 #: The update of a parameter over the parameter, and recorded steps in a row that it has to be outside.
 _LEAST_RATIO: Final = 1e-7
@@ -45,8 +39,7 @@ _FEWEST_LAYERS: Final = 4
 #: An update is the gradient itself where their statistics differ by no more, as where it is a difference of parameters.
 _SAME: Final = 1e-3
 
-#: What a layer's name ends with that is called again, and which share of gradients rounding leaves where they cancel.
-_CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
+#: Which share of gradients rounding leaves where they cancel.
 _CANCELS: Final = 1e-5
 
 #: What a ratio that is too small says where all of them always were.
@@ -71,13 +64,12 @@ class TensorRules:
         self._affine = affine
         self._stuck = StuckParameters(unreached)
         self._reset = ResetOptimizer()
-        self._least_dead: dict[str, float] = {}
-        self._most_alive = 0.0
+        self._dying = DyingUnits(sizes)
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
         self._moved = False
         self._depths: list[tuple[float, dict[str, float]]] = []
-        self._streaks = {name: Streak() for name in ("dying", "high", "low", "raw", "vanishing", "exploding")}
+        self._streaks = {name: Streak() for name in ("high", "low", "raw", "vanishing", "exploding")}
 
     def alarms(
         self, number: int, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None = None
@@ -104,15 +96,14 @@ class TensorRules:
         }
         yield from self._raw_gradient(trained)
         yield from self._reset.alarms(stats)
-        yield from self._dying(stats)
+        yield from self._dying.alarms(stats)
         yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything that they remember."""
         return {
-            "least_dead": self._least_dead,
-            "most_alive": self._most_alive,
+            "dying": self._dying.to_json(),
             "ratios": {key: list(each) for key, each in self._ratios.items()},
             "from_zero": sorted(self._from_zero),
             "moved": self._moved,
@@ -124,13 +115,13 @@ class TensorRules:
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
-        self._least_dead = dict(found["least_dead"])
         self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
         # A state of an older gradscope has none of these.
-        self._most_alive = found.get("most_alive", 0.0)
         self._from_zero, self._moved = set(found.get("from_zero", ())), found.get("moved", True)
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
         self._streaks |= {name: Streak(dict(each)) for name, each in found["streaks"].items()}
+        if "dying" in found:
+            self._dying.restore(found["dying"])
         if "stuck" in found:
             self._stuck.restore(found["stuck"])
         if "reset" in found:
@@ -148,49 +139,12 @@ class TensorRules:
         sums = dict.fromkeys(alone, (0.0, 0.0))
         for key, each in stats.items() if alone else ():
             family, name = naming.split_key(key)
-            layer, mean, rms = _CALL.sub("", name), each.get("mean"), each.get("rms")
+            layer, mean, rms = CALL.sub("", name), each.get("mean"), each.get("rms")
             if family == naming.ACTIVATION_GRAD and layer in sums and mean is not None and rms is not None:
                 total, scale = sums[layer]
                 size = self._sizes.get(key, 0)
                 sums[layer] = total + mean * size, scale + rms * size
         return {alone[layer] for layer, (total, scale) in sums.items() if scale and abs(total) <= _CANCELS * scale}
-
-    def _dying(self, stats: Statistics) -> Iterable[Alarm]:
-        shares = {
-            key: zeros / self._sizes[key]
-            for key, each in stats.items()
-            if naming.split_key(key)[0] == naming.PARAM_GRAD and (zeros := each.get("zeros")) is not None
-            and self._sizes.get(key)
-        }  # fmt: skip
-        if self._is_quiet(stats):
-            return
-        self._least_dead |= {key: min(share, self._least_dead.get(key, 1.0)) for key, share in shares.items()}
-        dead = {key: share > _DEAD and self._least_dead[key] < _ALIVE for key, share in shares.items()}
-        keys = self._streaks["dying"].reached(dead, IN_A_ROW)
-        key = forward_most({key: shares[key] - self._least_dead[key] for key in keys})
-        if key is not None:
-            before = f"{self._least_dead[key]:.0%}{others_alike(key, keys)}"
-            why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
-            # Only what is alive again can die again: a share may go up and down about the limit.
-            self._least_dead |= {each: shares[each] for each in keys}
-            yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
-
-    def _is_quiet(self, stats: Statistics) -> bool:
-        """Returns whether the loss sends far fewer gradients back than before, as a hinge with most margins kept.
-
-        A unit without a gradient is not dead then: no example may have one that meets it.
-        """
-        names = {key: naming.split_key(key) for key in stats}
-        layers = {name.rpartition("/")[0] for family, name in names.values() if family == naming.PARAM_GRAD}
-        zeros = [(each["zeros"], size) for key, each in stats.items()
-                 if names[key][0] == naming.ACTIVATION_GRAD and _CALL.sub("", names[key][1]) in layers
-                 and each.get("zeros") is not None and (size := self._sizes.get(key))]  # fmt: skip
-        if not zeros:
-            return False
-        number, size = zeros[-1]
-        alive = 1 - (number or 0) / size
-        self._most_alive = max(alive, self._most_alive)
-        return alive < _QUIET * self._most_alive
 
     def _raw_gradient(self, stats: Statistics) -> Iterable[Alarm]:
         updates = {key: each for key, each in stats.items()

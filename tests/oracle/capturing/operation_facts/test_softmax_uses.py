@@ -71,7 +71,8 @@ def told(attend: Attend, axis: int) -> list[tuple[tuple[int, ...], tuple[int, ..
 @pytest.mark.parametrize(
     ("attend", "right", "wrong", "expected"),
     [(plain, -1, 1, ((1,), (2,))), (plain, 2, 0, ((0,), (2,))), (heads, -1, 2, ((2,), (3,))),
-     (dropped_out, 1, 2, ((2,), (1,))), (written_out, -1, 0, ((0,), (2,))), (mapped, -1, 0, ((1,), (2,))), (mapped_plainly, -1, 0, ((1,), (2,)))],
+     (dropped_out, 1, 2, ((2,), (1,))), (written_out, -1, 0, ((0,), (2,))), (mapped, -1, 0, ((1,), (2,))),
+     (mapped_plainly, -1, 0, ((1,), (2,)))],
 )  # fmt: skip
 def test_the_axes_are_those_of_the_softmax_and_of_the_sum(
     attend: Attend, right: int, wrong: int, expected: tuple[Any, Any]

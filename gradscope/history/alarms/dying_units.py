@@ -1,0 +1,115 @@
+"""Units die where more and more of them get no gradient, of whatever examples: what dies once stays dead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from gradscope import naming
+from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
+from gradscope.history.history_rows import Alarm
+
+#: A share of dead units is rising past half where it was below `_ALIVE` before.
+_DEAD: Final = 0.5
+_ALIVE: Final = 0.25
+#: The share of the units that come alive together where they were not dead: their examples were missing.
+_TOGETHER: Final = 0.25
+#: The share of the gradients that the loss sent back below which it sends few back.
+_QUIET: Final = 1 / 8
+
+#: What a layer's name ends with that is called again.
+CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
+
+
+class DyingUnits:
+    """`DyingUnits` find units that die, and remember what they need of earlier steps.
+
+    Args:
+        sizes: The number of elements of each tensor, by key; may be filled later.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._least: dict[str, float] = {}
+        self._most: dict[str, float] = {}
+        self._revived: set[str] = set()
+        self._most_alive = 0.0
+        self._streak = Streak()
+
+    def alarms(self, stats: Statistics) -> Iterable[Alarm]:
+        """Yields the alarm of a recorded step, of step 0.
+
+        Args:
+            stats: The statistics of the tensors, by key, in the order of the step.
+        """
+        shares = {
+            key: zeros / self._sizes[key]
+            for key, each in stats.items()
+            if naming.split_key(key)[0] == naming.PARAM_GRAD and (zeros := each.get("zeros")) is not None
+            and self._sizes.get(key)
+        }  # fmt: skip
+        if self._is_quiet(stats):
+            return
+        self._revive(shares)
+        self._least |= {key: min(share, self._least.get(key, 1.0)) for key, share in shares.items()}
+        dead = {
+            key: share > _DEAD and self._least[key] < _ALIVE and key not in self._revived
+            for key, share in shares.items()
+        }
+        keys = self._streak.reached(dead, IN_A_ROW)
+        key = forward_most({key: shares[key] - self._least[key] for key in keys})
+        if key is not None:
+            before = f"{self._least[key]:.0%}{others_alike(key, keys)}"
+            why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
+            # A share may go up and down about the limit.
+            self._least |= {each: shares[each] for each in keys}
+            yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that they remember."""
+        return {
+            "least_dead": self._least,
+            "most_dead": self._most,
+            "revived": sorted(self._revived),
+            "most_alive": self._most_alive,
+            "streak": self._streak.lengths,
+        }
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._least, self._most = dict(found["least_dead"]), dict(found["most_dead"])
+        self._revived, self._most_alive = set(found["revived"]), found["most_alive"]
+        self._streak = Streak(dict(found["streak"]))
+
+    def _revive(self, shares: Mapping[str, float]) -> None:
+        """Remembers of which parameters many elements have a gradient again that had none.
+
+        So it is of a table of positions where examples are short, and of the head of a task that a batch has none of. A
+        first step without any gradient says nothing: the layer behind may begin at zero.
+        """
+        for key, share in shares.items():
+            if key in self._most:
+                self._most[key] = max(share, self._most[key])
+            elif share < 1:
+                self._most[key] = share
+            if share < self._most.get(key, 0.0) - _TOGETHER:
+                self._revived.add(key)
+
+    def _is_quiet(self, stats: Statistics) -> bool:
+        """Returns whether the loss sends far fewer gradients back than before, as a hinge with most margins kept.
+
+        A unit without a gradient is not dead then: no example may have one that meets it.
+        """
+        names = {key: naming.split_key(key) for key in stats}
+        layers = {name.rpartition("/")[0] for family, name in names.values() if family == naming.PARAM_GRAD}
+        zeros = [(each["zeros"], size) for key, each in stats.items()
+                 if names[key][0] == naming.ACTIVATION_GRAD and CALL.sub("", names[key][1]) in layers
+                 and each.get("zeros") is not None and (size := self._sizes.get(key))]  # fmt: skip
+        if not zeros:
+            return False
+        number, size = zeros[-1]
+        alive = 1 - (number or 0) / size
+        self._most_alive = max(alive, self._most_alive)
+        return alive < _QUIET * self._most_alive
