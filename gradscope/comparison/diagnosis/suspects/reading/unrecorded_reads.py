@@ -217,7 +217,7 @@ class _Side:
         if any(_is_multiple(each) for each in found):  # the layer may as well multiply its product
             return ""
         if any(have_same_elements(each.other, each.own) for each in found):
-            return "in the order of what it reads"
+            return "in the order of the elements that it reads, as where axes are flattened or moved in another order"
         sides = (each if self._of_ref else each[::-1] for each in found)
         if words := next(filter(None, (divided_rows(*each) for each in sides)), ""):
             return f"in what it reads, which {words}"

@@ -83,7 +83,10 @@ def _pooled(fault: str = "") -> Dump:
     ("fault", "told"),
     [
         ("mean", ", in what it reads: a step that neither program has an entry for. "),
-        ("order", ", in the order of what it reads. "),
+        (
+            "order",
+            ", in the order of the elements that it reads, as where axes are flattened or moved in another order. ",
+        ),
         ("square", ", made here or right before it). "),
     ],
 )
