@@ -82,7 +82,11 @@ def _pooled(fault: str = "") -> Dump:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("mean", ", in what it reads: a step that neither program has an entry for. "),
+        (
+            "mean",
+            "; it reads the mean of windows of the relu of `stem`, and the reference the maximum of windows of the "
+            "relu of `stem`). ",
+        ),
         (
             "order",
             ", in the order of the elements that it reads, as where axes are flattened or moved in another order. ",
