@@ -82,14 +82,10 @@ def _pooled(fault: str = "") -> Dump:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (
-            "mean",
-            "; it reads the mean of windows of the relu of `stem`, and the reference the maximum of windows of the "
-            "relu of `stem`). ",
-        ),
+        ("mean", "; it reads the mean of windows of the relu of `stem`, and the reference the maximum of windows of "),
         (
             "order",
-            ", in the order of the elements that it reads, as where axes are flattened or moved in another order. ",
+            ", in the order of the elements that it reads, as where axes are flattened or moved in another order",
         ),
         ("square", ", made here or right before it). "),
     ],
