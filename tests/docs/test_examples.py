@@ -60,12 +60,15 @@ def loss(variables, batch): return (batch @ variables["w"]).sum()
 """
     (tmp_path / "model.py").write_text(model)
 
-    def job() -> subprocess.CompletedProcess[str]:
-        return run(EXAMPLES / "golden_dump.sh", "model.py", "golden.npz", folder=tmp_path)
+    def job(*options: str) -> subprocess.CompletedProcess[str]:
+        return run(EXAMPLES / "golden_dump.sh", "model.py", "golden.npz", *options, folder=tmp_path)
 
     assert job().stdout == "made golden.npz; commit it\n"
     same = job()
     assert (same.returncode, same.stdout.splitlines()[0][:12]) == (0, "- **same** S"), same.stderr
+    # Options of the comparison, then those of the dump.
+    other = job("--all", "--", "--batch-size", "3")
+    assert (other.returncode, other.stdout[:13]) == (1, "- **different"), other.stderr
     (tmp_path / "model.py").write_text(model.replace("2.0", "2.1"))
     different = job()
     assert (different.returncode, different.stdout[:13]) == (1, "- **different"), different.stderr
