@@ -93,9 +93,9 @@ class InterpreterParts:
 
 
 def _put_back_replaced(failure: BaseException) -> list[str]:
-    if "gradscope.tracing.loading.importing" not in sys.modules:  # no model was loaded
+    if "gradscope.tracing.loading.importing.replaced_functions" not in sys.modules:  # no model was loaded
         return []
-    from gradscope.tracing.loading.importing import put_back_replaced
+    from gradscope.tracing.loading.importing.replaced_functions import put_back_replaced
 
     return put_back_replaced(failure)
 

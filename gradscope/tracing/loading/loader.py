@@ -19,7 +19,7 @@ from gradscope.frameworks.detect import builder_of
 from gradscope.frameworks.modules.request import Request
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.signature_text import signature_text
-from gradscope.tracing.loading.importing import import_location
+from gradscope.tracing.loading.importing.import_location import import_location
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import module_model
 from gradscope.tracing.loading.plain_functions import (

@@ -22,7 +22,7 @@ from gradscope.cli import error_boundary
 from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
 from gradscope.tracing import user_frames
-from gradscope.tracing.loading.importing import remember_functions
+from gradscope.tracing.loading.importing.replaced_functions import remember_functions
 
 
 def raising(error: BaseException) -> Callable[[], object]:

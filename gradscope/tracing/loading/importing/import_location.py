@@ -5,45 +5,24 @@ folder of a user's file is put first on `sys.path` and stays there, as if Python
 may import its neighbours late. The working directory is put there for module targets only. What gradscope and its
 libraries import is not looked for there: a file `csv.py` beside the model is one for the model alone.
 
-A file may replace functions of any module: `json.dumps = orjson.dumps` returns bytes to whoever expects text. Those
-that gradscope calls by name are remembered before, so that whoever replaces one is told so where something fails.
-
 Sharp edge: importing runs the file with the user's rights. There is no sandbox.
 """
 
 from __future__ import annotations
 
-import builtins
-import contextlib
-import dataclasses
-import functools
 import hashlib
 import importlib
 import inspect
-import io
-import itertools
-import json
-import logging
-import math
 import os
-import re
-import shutil
-import signal
-import struct
 import sys
 import threading
-import time
-import traceback
-import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NoReturn
-
-import numpy as np
+from typing import Final, NoReturn
 
 from gradscope.dump.storage.storage_errors import permitted
 from gradscope.errors import ModelError, UsageError
@@ -51,6 +30,7 @@ from gradscope.frameworks.extras import install_hint
 from gradscope.naming.selecting.nearest_names import did_you_mean
 from gradscope.naming.wording import some_of
 from gradscope.tracing.jaxpr.source_lines import is_library_file
+from gradscope.tracing.loading.importing.replaced_functions import remember_functions
 from gradscope.tracing.loading.target import Target, near_files, python_files
 from gradscope.tracing.loading.zoo import zoo_file
 from gradscope.tracing.user_frames import is_installed, user_code
@@ -63,20 +43,11 @@ _INSTALLED: Final = sys.stdlib_module_names | {
     *("jax", "jaxlib", "ml_dtypes", "numpy", "opt_einsum", "optax", "pygments", "rich", "scipy", "typer"),
 }
 
-#: Modules and classes whose functions gradscope calls by name.
-_PLACES: Final[tuple[ModuleType | type, ...]] = (
-    builtins, contextlib, dataclasses, functools, hashlib, inspect, io, itertools, json, json.JSONEncoder, logging,
-    math, np, os, Path, re, shutil, signal, struct, threading, time, zlib,
-)  # fmt: skip
-
 #: The package whose modules stay loaded.
 _OURS: Final = __name__.partition(".")[0]
 
 #: Seconds in which a thread that does nothing has to come to its end.
 _THREAD_SECONDS: Final = 10.0
-
-#: What they have that can be called, by its name.
-_BEFORE: Final[dict[ModuleType | type, dict[str, Any]]] = {}
 
 
 def import_location(target: Target) -> ModuleType:
@@ -247,21 +218,3 @@ def _require_threads() -> None:
             f"the model has Python trace threads by a function that lets none of them begin: {reason}",
             hint="leave out threading.settrace and threading.setprofile, or let the function return",
         )
-
-
-def remember_functions() -> None:
-    """Remembers the functions as they are, unless it has done so: it is called before a model's file is imported."""
-    for place in () if _BEFORE else _PLACES:
-        _BEFORE[place] = {name: value for name, value in vars(place).items() if callable(value)}
-
-
-def put_back_replaced(failure: BaseException) -> list[str]:
-    """Puts back what was replaced, and returns the names of what the functions call in which an error was raised."""
-    called = {name for frame, _ in traceback.walk_tb(failure.__traceback__) for name in frame.f_code.co_names}
-    found: list[str] = []
-    for place, before in _BEFORE.items():
-        replaced = {name: value for name, value in before.items() if vars(place).get(name) is not value}
-        for name, value in replaced.items():
-            setattr(place, name, value)
-        found += [f"{place.__name__}.{name}" for name in replaced if name in called]
-    return found
