@@ -13,12 +13,11 @@ from gradscope import naming
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 
-#: The fewest recorded steps that say that batches are one, that examples are sorted, and that they are so in several
-#: passes: how alike the changes from one to the next then are, of one where they are equal. Those of groups in any
-#: order are as alike in one run of some thousands.
+#: The fewest recorded steps that say that batches are one, and that examples are sorted; how alike the changes from one
+#: step to the next are in several passes through these, of one where they are equal. Of batches of two groups in any
+#: order (2026-11, drawn 20,000 times) one run in 800 looks so at the fewest steps, of three and more one in 8,000.
 _FEWEST: Final = 3
-_FEWEST_SORTED: Final = 5
-_FEWEST_TURNS: Final = 10
+_FEWEST_SORTED: Final = 15
 _ALIKE: Final = 0.9
 #: The share of the variance of sorted examples that is that of the means of batches. Of ten shuffled ones it is 0.1.
 _BETWEEN: Final = 0.9
@@ -87,7 +86,7 @@ def recorded_batches(history: History) -> RecordedBatches:
 
 
 def _has_one_value(series: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.abs(series["std"]) <= _ROUNDING * series["amax"]
+    return series["std"] <= _ROUNDING * series["amax"]
 
 
 def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput | None:
@@ -96,7 +95,7 @@ def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput 
     if not is_whole or len(steps) < _FEWEST_SORTED:
         return None
     between = float(np.var(means))
-    if not between > _BETWEEN * (between + float(np.square(series["std"]).mean())) or not _is_ordered(steps, means):
+    if not between > _BETWEEN * (between + float(np.square(series["std"]).mean())) or not is_ordered(steps, means):
         return None
     least, most = float(np.round(means.min())), float(np.round(means.max()))
     # The number of the step, or one that grows with it, is the same for all examples.
@@ -106,11 +105,15 @@ def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput 
     return SortedInput(name=tensor.name, steps=len(steps), least=least, most=most)
 
 
-def _is_ordered(steps: np.ndarray, means: np.ndarray) -> bool:
+def is_ordered(steps: np.ndarray, means: np.ndarray) -> bool:
     """Returns whether means rise, or fall, or go round: those of groups, as of one length, come in any order.
 
     In each pass through sorted examples, the share of those with a smaller value rises by the same part of all from one
     recorded step to the next, and begins anew.
+
+    Args:
+        steps: The recorded steps.
+        means: The mean of the input at each.
     """
     changes, apart = np.diff(means), np.diff(steps)
     if (changes >= 0).all() or (changes <= 0).all():
@@ -119,4 +122,4 @@ def _is_ordered(steps: np.ndarray, means: np.ndarray) -> bool:
     smaller = (ordered.searchsorted(means, "left") + ordered.searchsorted(means, "right")) / (2 * len(means))
     turns = np.exp(2j * np.pi * np.diff(smaller)[apart == np.median(apart)])
     # Two values go round in whatever order they are.
-    return len(turns) >= _FEWEST_TURNS and len(np.unique(means)) > 2 and float(np.abs(turns.mean())) > _ALIKE
+    return len(np.unique(means)) > 2 and float(np.abs(turns.mean())) > _ALIKE

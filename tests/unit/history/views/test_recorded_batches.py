@@ -11,7 +11,7 @@ import pytest
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.views.recorded_batches import RecordedBatches, SortedInput, recorded_batches
+from gradscope.history.views.recorded_batches import RecordedBatches, is_ordered, recorded_batches
 
 RNG = np.random.default_rng(3)
 FEW, MANY = RNG.normal(size=(16, 4)), RNG.normal(size=(70, 16, 4))
@@ -97,10 +97,16 @@ def test_the_examples_are_sorted_by_a_label(
     assert told is None or (found.sorted[0].least, found.sorted[0].most) == told
 
 
-def test_a_few_steps_show_an_order_without_a_turn(tmp_path: Path) -> None:
-    values = [7, 7, 3, 3, 1]
-    found = read(tmp_path, lambda step: {"x": MANY[step], "label": _label(values[step // 10])}, steps=5)
-    assert found.sorted == (SortedInput(name="label", steps=5, least=1, most=7),)
+def test_a_few_steps_show_no_order(tmp_path: Path) -> None:
+    found = read(tmp_path, lambda step: {"x": MANY[step], "label": _label(step // 30)}, steps=7)
+    assert found == RecordedBatches()
+
+
+def test_groups_in_any_order_are_hardly_ever_sorted() -> None:
+    rng, steps = np.random.default_rng(8), 10.0 * np.arange(15)
+    for count in (2, 3, 5, 10):
+        runs = [is_ordered(steps, 7.0 * rng.integers(0, count, len(steps))) for _ in range(2000)]
+        assert sum(runs) <= 8, count
 
 
 def test_an_input_of_its_own_sorts_nothing(tmp_path: Path) -> None:
