@@ -62,8 +62,8 @@ _LABELS: Final = {
     "which is less than half the distance of values of half the rms, and its largest element never changed, though all "
     "updates together are two such distances of it. Keep the parameters as float32, which the optimizer updates, and "
     "cast them in the loss; or round stochastically",
-    "sorted": "An input of whole numbers hardly varies within each recorded batch of a run, of 15 or more, and rises or "
-    "falls from one to the next, in several passes as well, as a label does where the examples are sorted by it: "
+    "sorted": "An input of whole numbers hardly varies within each recorded batch of a run, of 15 or more, and rises "
+    "or falls from one to the next, in several passes as well, as a label does where the examples are sorted by it: "
     "each step then learns one class, and the next one unlearns it. Shuffle the examples; lengths that batches "
     "are ordered by are meant",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
