@@ -114,6 +114,25 @@ class LossFault(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
+class IndexBound(NamedTuple):
+    """An `IndexBound` is how many rows, values or classes there are for an array of integers of the batch to look up.
+
+    Attributes:
+        input: The name of the array.
+        looked_up: `rows` of a table of parameters; `values` of which one is picked for each example, as by a label; or
+            `classes`, of which each makes a row of zeros with a 1 at its place (`one_hot`).
+        rows: How many there are.
+        table: The name of the parameter; None where several make the table, or none.
+        source: `file:line` in the user's code; None where unknown.
+    """
+
+    input: str
+    looked_up: str
+    rows: int
+    table: str | None = None
+    source: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smoothed:
     """A `Smoothed` has the moving averages of the noise of a gradient.

@@ -7,7 +7,7 @@ some are the number of the classes, and none is 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,40 @@ from gradscope.tracing.tracer import Trace
 _COMPARES: Final = frozenset({"mul", "dot_general", "sub"})
 
 
+class ComparedLabels(NamedTuple):
+    """`ComparedLabels` are compared with all classes, which makes a row of each.
+
+    Attributes:
+        input: The name of the array of the batch that they are made of.
+        labels: They themselves, those once that are spread along axes.
+        classes: How many classes there are.
+        source: `file:line` in the user's code; None where unknown.
+    """
+
+    input: str
+    labels: np.ndarray
+    classes: int
+    source: str | None
+
+
 def labels_from_one(trace: Trace, leaves: Sequence[Any]) -> Iterator[OutOfBounds]:
     """Yields the labels of a batch that begin at 1 where classes begin at 0, by the comparisons that make rows of them.
+
+    Args:
+        trace: The loss.
+        leaves: Its flat arguments; None for those that are not known.
+    """
+    for found in compared_labels(trace, leaves):
+        labels, classes = found.labels, found.classes
+        if labels.min() >= 1 and labels.max() == classes:
+            yield OutOfBounds(
+                looked_up="classes", input=found.input, rows=classes, index=classes,
+                beyond=int((labels == classes).sum()), indices=labels.size, source=found.source,
+            )  # fmt: skip
+
+
+def compared_labels(trace: Trace, leaves: Sequence[Any]) -> Iterator[ComparedLabels]:
+    """Yields the labels of a batch of which comparisons make the rows that predictions are compared with.
 
     Args:
         trace: The loss.
@@ -46,7 +78,7 @@ class _Search:
         self._values = ModelValues(trace, self._flow)
         self._integers = KnownIntegers(trace, leaves)
 
-    def at(self, frame: Frame, number: int) -> Iterator[OutOfBounds]:
+    def at(self, frame: Frame, number: int) -> Iterator[ComparedLabels]:
         """Yields the labels that an equation compares with all classes."""
         equation = frame.jaxpr.eqns[number]
         for labels, counted in (equation.invars, equation.invars[::-1]):
@@ -56,13 +88,9 @@ class _Search:
             known, classes = (self._integers.value(frame, each) for each in (labels, counted))
             if known is None or not known.size or classes is None or (rows := _classes(classes)) < 2:
                 continue
-            known = _distinct(known)
-            if known.min() >= 1 and known.max() == rows and self._are_compared(frame, equation):
-                yield OutOfBounds(
-                    looked_up="classes", input=inputs[0].name, rows=rows, index=rows,
-                    beyond=int((known == rows).sum()), indices=known.size,
-                    source=self._trace.site_at(made_at(frame, number, 0)).source,
-                )  # fmt: skip
+            if self._are_compared(frame, equation):
+                source = self._trace.site_at(made_at(frame, number, 0)).source
+                yield ComparedLabels(inputs[0].name, _distinct(known), rows, source)
 
     def _are_compared(self, frame: Frame, equation: Equation) -> bool:
         """Returns whether predictions, through which gradients pass, are compared with the rows of the labels."""

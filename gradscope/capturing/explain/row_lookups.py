@@ -89,6 +89,16 @@ def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, most_bytes: int) -> tu
     return tuple(by_names.values())
 
 
+def all_out_of_bounds(trace: Trace, leaves: Sequence[Any]) -> Iterator[OutOfBounds]:
+    """Yields the look-ups by indices beyond what is looked up, also those that are masked, in program order.
+
+    Args:
+        trace: The loss.
+        leaves: Its flat arguments; None for those that are not known.
+    """
+    return (each.facts for each in _Search(trace, leaves).found())
+
+
 def _matters(found: _LookUp, gradient: np.ndarray | None) -> bool:
     """Returns whether a gradient comes back to what stands for something beyond; of a row also where none comes."""
     is_row = found.facts.looked_up == "rows"

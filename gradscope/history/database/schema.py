@@ -81,7 +81,8 @@ TAKEN: Final = "steps taken"
 FAULTS: Final = "faults of the loss"
 #: The fact that lists the parameters in which the loss is affine, such as dual variables, over which it is maximised.
 AFFINE: Final = "affine parameters"
-
+#: The fact that states what the integers of a batch look up, and how many of it there are: a list of rows, as JSON.
+BOUNDS: Final = "index bounds"
 #: The fact that has the floating-point dtype of the fewest digits in which a run computes.
 NARROWEST: Final = "narrowest"
 

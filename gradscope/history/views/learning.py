@@ -13,6 +13,7 @@ from gradscope.dump.record import Json
 from gradscope.history.database.schema import FAULTS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault
+from gradscope.history.views.broken_bounds import BrokenBound, broken_bounds
 from gradscope.history.views.loss_fall import NoFall, no_fall
 from gradscope.history.views.recorded_batches import RecordedBatches, recorded_batches
 from gradscope.history.views.updates.climbing import Climb, climb, climbing_parameters
@@ -39,6 +40,7 @@ class Learning:
         climb: How the updates climb the loss; None where they do not.
         climbing: The parameters whose updates alone climb the loss, while those of others descend.
         batches: What is unusual in the recorded batches.
+        bounds: The integers of these that are beyond what they look up.
     """
 
     faults: tuple[LossFault, ...] = ()
@@ -51,13 +53,14 @@ class Learning:
     climb: Climb | None = None
     climbing: tuple[str, ...] = ()
     batches: RecordedBatches = RecordedBatches()  # noqa: RUF009 - frozen
+    bounds: tuple[BrokenBound, ...] = ()
 
     @property
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
         climbs = self.climb or self.climbing
         said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs,
-                "sorted": self.batches.sorted}  # fmt: skip
+                "sorted": self.batches.sorted, "out-of-bounds": self.bounds}  # fmt: skip
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
@@ -72,6 +75,7 @@ class Learning:
         found |= {} if self.level is None else {"level": asdict(self.level) | small | uneven | shrinks}
         batches: dict[str, Json] = {name: each for name, each in asdict(self.batches).items() if each}
         found |= {"batches": batches} if batches else {}
+        found |= {"bounds": [asdict(each) for each in self.bounds]} if self.bounds else {}
         climbs: dict[str, Json] = {} if self.climb is None else asdict(self.climb)
         climbs |= {"parameters": list(self.climbing)} if self.climbing else {}
         return {**found, "climbing": climbs} if climbs else found
@@ -81,8 +85,9 @@ class Learning:
 LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeated", "stale")
 #: Those of faults in it.
 LOSS_FAULTS: Final = ("broadcast", "saturated")
-#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen, a batch has one class.
-MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded", "sorted")
+#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen, a batch has one class,
+#: padding is masked.
+MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded", "sorted", "out-of-bounds")
 #: All words of what a run may say.
 LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
@@ -108,7 +113,7 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
         uneven=None if level is None else uneven_updates(history),
         shrinking=None if level is None else shrinking(history),
         climbing=() if climbs is not None else climbing_parameters(history, falls=level is None),
-        batches=recorded_batches(history),
+        batches=recorded_batches(history), bounds=broken_bounds(history),
     )  # fmt: skip
 
 

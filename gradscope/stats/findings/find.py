@@ -84,7 +84,8 @@ RULES: Final = (
         formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, or in "
         "`logits[arange(n), labels]`, unless no gradient comes back to any of those rows, as where padding is masked; "
         "or labels < 0 as they are given, there or in `take_along_axis`, of which some have a gradient; or labels >= 1 "
-        "of which some are n, in `one_hot(labels, n)` that predictions are compared with",
+        "of which some are n, in `one_hot(labels, n)` that predictions are compared with. A run says so of the "
+        "largest integer that it recorded, of labels where they go up to n and none of them is 0",
         remedy="Give the table as many rows as the tokenizer or the data has classes, or as the longest sequence has "
         "positions, or look for ids that start at 1; mask the loss of labels that stand for none, such as -1, -100 or "
         "255.",

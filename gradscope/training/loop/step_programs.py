@@ -20,7 +20,7 @@ from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded, outline_of
-from gradscope.training.recording.step_rows import affine_params, narrowest_dtype, tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, program_facts, tensor_rows, unreached_params
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
 
@@ -146,9 +146,9 @@ class StepPrograms:
         """Returns the parameters in which the loss of an observed step is affine, by name."""
         return frozenset() if self._outline is None else affine_params([self._outline])
 
-    def narrowest(self) -> dict[str, str]:
-        """Returns the dtype of the fewest digits in which the loss of an observed step computes, as a fact of a run."""
-        return {} if self._outline is None else narrowest_dtype([self._outline])
+    def program_facts(self) -> dict[str, str]:
+        """Returns what the program of the loss of an observed step says of the run, whatever its numbers are."""
+        return {} if self._outline is None else program_facts([self._outline])
 
     def everywhere(self, batch: Any) -> Any:
         """Returns a batch that is whole on each device; of several processes, each has to call it."""

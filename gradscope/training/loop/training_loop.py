@@ -234,7 +234,7 @@ class _Loop:
         self._previous = taken.gradients if stays else self._previous
         if not self._described:
             tensors = list(self._programs.tensors(taken.state, noise=self._request.noise_every is not None))
-            self._history.describe(self._programs.narrowest(), tensors)
+            self._history.describe(self._programs.program_facts(), tensors)
             self._alarms.describe(tensors)
             self._described = True
         size = self._request.arguments.batch_size

@@ -29,7 +29,7 @@ from gradscope.training.recording.compared_arrays import cosine
 from gradscope.training.recording.expected_changes import ChangesMissing
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded
-from gradscope.training.recording.step_rows import affine_params, narrowest_dtype, tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, program_facts, tensor_rows, unreached_params
 
 
 class ProbeHistory:
@@ -98,7 +98,7 @@ class ProbeHistory:
         if self._described.issuperset(collected.keys):
             return
         tensors = list(tensor_rows(layout.outlines, collected.keys, layout.shapes))
-        self.writer.describe(narrowest_dtype(layout.outlines), tensors)
+        self.writer.describe(program_facts(layout.outlines), tensors)
         self.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.index_bounds import index_bounds
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.seen import Seen
 from gradscope.comparison.judging.rounding.mixed_precision import mixed_dtype
 from gradscope.comparison.precision import coarser
-from gradscope.history.database.schema import NARROWEST
-from gradscope.history.history_rows import StepRecord, TensorRow
+from gradscope.history.database.schema import BOUNDS, NARROWEST
+from gradscope.history.history_rows import StepRecord, TensorRow, fact_texts
 from gradscope.instrument.statistics.core_columns import statistics_of
 from gradscope.instrument.statistics.histogram_counts import histogram_of
 from gradscope.tracing.dataflow.affine_operands import affine_operands
@@ -72,14 +73,20 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
     return first.intersection(*others)
 
 
-def narrowest_dtype(outlines: Sequence[Seen]) -> dict[str, str]:
-    """Returns the dtype of the fewest digits in which most of a loss computes, as a fact of a run.
+def program_facts(outlines: Sequence[Seen]) -> dict[str, str]:
+    """Returns what the programs of some losses say of a run, whatever its numbers are.
 
-    That of the parameters where nothing is computed in fewer; none where there are no floating-point parameters.
+    It is what the integers of the batch look up, and the dtype of the fewest digits in which most of a loss computes:
+    that of the parameters where nothing is computed in fewer; none where there are no floating-point parameters.
 
     Args:
         outlines: The shapes of the observations of each loss and its gradients.
     """
+    bounds = dict.fromkeys(bound for each in outlines for bound in index_bounds(each.watching.trace))
+    return {**_narrowest(outlines), **(fact_texts({BOUNDS: list(bounds)}) if bounds else {})}
+
+
+def _narrowest(outlines: Sequence[Seen]) -> dict[str, str]:
     found = [dtype for each in outlines if (dtype := _mixed_dtype(each) or _params_dtype(each)) is not None]
     return {NARROWEST: reduce(coarser, found)} if found else {}
 

@@ -255,6 +255,40 @@ def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.Log
         assert f"\nbroadcast  {fault['why']}" in gradscope("show", run, folder=tmp_path).output
 
 
+_FROM_ONE = """
+import jax
+import jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.ones((3, 4))}
+
+def batch(key, size):
+    return {"x": jnp.ones((size, 3)), "y": jnp.arange(size) % 4 + 1}
+
+def loss(p, batch):
+    return -(jax.nn.one_hot(batch["y"], 4) * jax.nn.log_softmax(batch["x"] @ p["w"])).sum(1).mean()
+"""
+
+
+def test_labels_from_one_are_told_of_a_run_and_fail_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(_FROM_ONE)
+    line = ("train", "net.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 16, "-o", "run")
+    net = module(tmp_path / "net.py")
+    with gs.Probe(tmp_path / "probed", every=1) as probe:
+        assert gradscope(*line, "--check", "all", folder=tmp_path).status == 0
+        step = probe.jit(probe.value_and_grad(net.loss))
+        for _ in range(2):
+            step(net.init(None), net.batch(None, 16))
+    for run in ("run", "probed"):
+        shown = gradscope("show", run, "--check", "out-of-bounds", folder=tmp_path)
+        said = (
+            "y goes up to 4 in the recorded batches and is never 0, and there are 4 classes at net.py:12, from 0 to 3"
+        )
+        assert (shown.status, said in " ".join(shown.output.split())) == (1, True)
+        bound = {"name": "y", "looked_up": "classes", "rows": 4, "most": 4, "source": "net.py:12"}
+        assert gradscope("show", run, "--json", folder=tmp_path).json["bounds"] == [bound | {"table": None}]
+
+
 @pytest.mark.parametrize(
     ("function", "word", "said"),
     [

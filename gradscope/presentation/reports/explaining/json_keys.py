@@ -132,6 +132,9 @@ _RUN: Final = {
     "steps together hardly move the parameters by how much at most (`moved`) and why (`second_moment`, "
     "`infinite_moment`, `one_norm`, `no_gradient`)",
     "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
+    "bounds": "Which integers of the recorded batches are beyond what they look up: `name`, `looked_up` (`rows` of a "
+    "`table`, `values`, `classes`), how many `rows` of these there are, the `most` that was recorded, and the "
+    "`source`; with the trends or the last step",
     "batches": "What is unusual in the recorded batches: that they are all the `same`, and by which inputs the "
     "examples are `sorted` (`name`, the recorded `steps`, the `least` and the `most` of its means); with the trends "
     "or the last step",

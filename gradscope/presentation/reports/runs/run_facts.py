@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.history.history_rows import LossFault
+from gradscope.history.views.broken_bounds import BrokenBound
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.history.views.recorded_batches import SortedInput
@@ -123,6 +124,8 @@ def learning_notes(learning: Learning) -> list[Note]:
         )
     if learning.batches.sorted:
         facts["sorted"] = " and ".join(map(_sorted, learning.batches.sorted))
+    if learning.bounds:
+        facts["out-of-bounds"] = "; ".join(map(_beyond, learning.bounds))
     return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
 
 
@@ -140,6 +143,23 @@ def _sorted(by: SortedInput) -> str:
         f"{printable(by.name)} hardly varies within each of the {by.steps} recorded batches, and goes from "
         f"{by.least:g} to {by.most:g} in the order of the steps: where that is not meant, the examples are sorted by "
         "it, so shuffle them"
+    )
+
+
+def _beyond(bound: BrokenBound) -> str:
+    place = "" if bound.source is None else f" at {bound.source}"
+    name, rows = printable(bound.name), count(bound.rows)
+    if bound.looked_up == "rows":
+        table = "the table" if bound.table is None else bound.table
+        return (
+            f"{name} goes up to {count(bound.most)} in the recorded batches, and {table}, which it looks up{place}, "
+            f"has {rows} rows: JAX takes the last of them for those beyond, without an error"
+        )
+    what = "values to pick one of" if bound.looked_up == "values" else "classes"
+    then = "JAX takes the last value for" if bound.looked_up == "values" else "one_hot makes zeros of"
+    return (
+        f"{name} goes up to {count(bound.most)} in the recorded batches and is never 0, and there are {rows} {what}"
+        f"{place}, from 0 to {count(bound.rows - 1)}: {then} the label {count(bound.most)}, without an error"
     )
 
 
