@@ -48,6 +48,7 @@ def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -
     told = dict.fromkeys(each.label for each in learning_notes(learning))
     look = f"; look at {' and '.join(map(repr, told))}" if told else ""
     found = "no alarm" if recorded else "no step is recorded"
+    found += "" if learning.level is None else f", but the loss has {learning.level.verb}"
     return Note(label="verdict", text=f"{found}{look}", style=GOOD if recorded and not told else DOUBTFUL)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gradscope.history.history_rows import Alarm, LossFault
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning
+from gradscope.history.views.loss_fall import NoFall
 from gradscope.history.views.updates.climbing import Climb
 from gradscope.presentation.render.screen import DOUBTFUL
 from gradscope.presentation.reports.runs.alarm_words import run_verdict
@@ -40,6 +41,13 @@ def test_a_verdict_without_an_alarm_names_the_lines_to_look_at() -> None:
     learning = Learning(faults=faults, climb=Climb(count=9, cosine=0.5))
     assert run_verdict((), learning, recorded=9).text == "no alarm; look at 'broadcast' and 'climbing'"
     assert run_verdict((EARLY,), learning, recorded=9).text.startswith("update-ratio: ")
+
+
+@pytest.mark.parametrize(("last", "verb"), [(9.0, "risen"), (1.0, "hardly fallen")])
+def test_it_says_what_the_loss_has_done_that_has_not_fallen(last: float, verb: str) -> None:
+    level = NoFall(count=9, start=1.0, first=1.0, second=1.0, last=last, ratio=None)
+    verdict = run_verdict((), Learning(level=level), recorded=9)
+    assert (verdict.text, verdict.style) == (f"no alarm, but the loss has {verb}; look at 'learning'", DOUBTFUL)
 
 
 def test_of_a_run_without_a_recorded_step_nothing_is_known() -> None:
