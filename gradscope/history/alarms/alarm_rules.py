@@ -56,6 +56,7 @@ class AlarmRule:
 
 _SPIKE: Final = (
     "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms, or more where their tail is heavy; "
+    "of steps that fall, those of their distances from the line through their logarithms, and 1.5 times its end; "
     "silent before 64"
 )
 

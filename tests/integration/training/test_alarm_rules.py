@@ -186,6 +186,22 @@ def test_the_limit_is_that_of_the_last_128_steps_in_values_and_in_logarithms() -
         assert all(alarm.limit == pytest.approx(limit) for alarm in alarms)
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_spike_in_a_descent_may_be_lower_than_where_the_descent_began(noise: float) -> None:
+    losses = 5 * np.exp(-np.arange(180) / 50) * np.random.default_rng(0).lognormal(0, noise, 180)
+    for factor, found in ((1.0, []), (5.0, [150])):
+        watch = AlarmWatch({})
+        steps = enumerate(np.where(np.arange(180) == 150, factor, 1) * losses)
+        assert [alarm.step for step, loss in steps for alarm in watch.step(step, {"loss": loss})] == found
+    assert 5 * losses[150] < losses[:128].max()
+
+
+def test_the_end_of_a_descent_is_no_spike() -> None:
+    losses = np.maximum(np.exp(-np.arange(400) / 40), 0.05) * np.random.default_rng(0).normal(1, 0.01, 400)
+    watch = AlarmWatch({})
+    assert [alarm for step, loss in enumerate(losses) for alarm in watch.step(step, {"loss": loss})] == []
+
+
 @pytest.mark.parametrize("column", ["grad_norm", "update_norm"])
 def test_a_norm_that_hardly_varies_is_no_spike_where_it_grows_by_a_third(column: str) -> None:
     norms = np.random.default_rng(0).normal(1, 0.02, 300)
