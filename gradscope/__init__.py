@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gradscope.api.reporting import ReportPage, report
     from gradscope.api.training import train_step
     from gradscope.api.training_run import Run
-    from gradscope.capturing.seen import Seen
+    from gradscope.capturing.in_steps.seen import Seen
     from gradscope.comparison import Comparison
     from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
@@ -52,7 +52,7 @@ _HOMES = {
     "ReportPage": "gradscope.api.reporting",
     "Run": "gradscope.api.training_run",
     "RunDivergence": "gradscope.comparison.diagnosis.runs.run_divergence",
-    "Seen": "gradscope.capturing.seen",
+    "Seen": "gradscope.capturing.in_steps.seen",
     "TensorStats": "gradscope.stats",
     "Thresholds": "gradscope.stats",
     "UsageError": "gradscope.errors",

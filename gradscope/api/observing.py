@@ -12,11 +12,12 @@ import jax
 from gradscope.api.reading import Dump
 from gradscope.capturing.execution.function_call import indices
 from gradscope.capturing.gradients import Question, gradients_of
+from gradscope.capturing.in_steps.seen import Seen, require_observable
+from gradscope.capturing.in_steps.signature import Signature
+from gradscope.capturing.in_steps.value_and_grad import observing_value_and_grad
 from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.run_environment import machine_provenance
-from gradscope.capturing.seen import Seen, require_observable
-from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest, Tier
 from gradscope.dump.sources.memory_dump import MemoryDump

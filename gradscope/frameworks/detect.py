@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, Variables
+from gradscope.frameworks.modules.calling import StatefulCall
 from gradscope.frameworks.modules.module_scopes import named_arguments
 
 #: The foreign module that defines a framework's modules, and our module that adapts them.
@@ -85,6 +86,23 @@ def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
     """Returns the reader of a checkpoint in the module's own format; None for another file or object."""
     return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
+
+
+def stateful_call(
+    function: Callable[..., Any], args: Sequence[Any], *, differentiated: int, has_aux: bool
+) -> StatefulCall | None:
+    """Returns the call of a function of NNX modules with state that carries this; None for other arguments.
+
+    Args:
+        function: The function.
+        args: Its arguments by position.
+        differentiated: The position of the one that is differentiated.
+        has_aux: Whether the function returns a pair of its value and an auxiliary output.
+    """
+    if "flax.nnx" not in sys.modules:
+        return None
+    of_nnx = import_module("gradscope.frameworks.flax.nnx_state")
+    return of_nnx.stateful_call(function, args, differentiated=differentiated, has_aux=has_aux)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from gradscope import naming
-from gradscope.capturing.value_and_grad import OBSERVERS, Keep, Signature, observing_value_and_grad
+from gradscope.capturing.in_steps.signature import Signature
+from gradscope.capturing.in_steps.value_and_grad import OBSERVERS, Keep, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.tracing.tracer import loss_and_auxiliary
@@ -106,9 +107,8 @@ class TrainStep:
         arguments = (state.params, with_params(state.variables, None), batch)
         seen: Mapping[str, Any] = {}
         if self._spec.families:
-            signature = Signature(has_aux=True, allow_int=True)
-            observing = observing_value_and_grad(of_params, signature, self._spec, self._keep)
-            ((loss, aux), gradients), seen = observing(*arguments)
+            run = observing_value_and_grad(of_params, Signature(has_aux=True, allow_int=True), self._spec, self._keep)
+            ((loss, aux), gradients), seen = run(*arguments)
         else:  # the program that would run without us
             (loss, aux), gradients = jax.value_and_grad(of_params, has_aux=True, allow_int=True)(*arguments)
         return Gradients(loss, aux, self._trained_only(gradients, state), seen)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from gradscope.capturing.seen import CoreStatistics
+from gradscope.capturing.in_steps.seen import CoreStatistics
 from gradscope.errors import UsageError
 from gradscope.instrument.statistics.core_columns import scalars_of
 from gradscope.naming import split_key

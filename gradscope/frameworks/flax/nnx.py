@@ -70,7 +70,7 @@ class NnxStructure:
             The result and the updated collections.
         """
         named = _named(self.variables)
-        filled = [(path, each.replace(values[_collection(each)][name])) for name, (path, each) in named]
+        filled = [(path, each.replace(values[collection_of(each)][name])) for name, (path, each) in named]
         copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
         with _named_calls(copy):
             returned = function(copy)
@@ -134,7 +134,7 @@ def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the values of variables by collection and attribute path."""
     found: dict[str, dict[str, Any]] = {}
     for name, (_, variable) in _named(state):
-        found.setdefault(_collection(variable), {})[name] = variable.get_value()
+        found.setdefault(collection_of(variable), {})[name] = variable.get_value()
     return found
 
 
@@ -142,12 +142,13 @@ def _named(state: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, A
     """Yields paths and variables, each with its name: no two of one collection have the same."""
     by_collection: dict[str, list[tuple[Any, Any]]] = {}
     for path, variable in state:
-        by_collection.setdefault(_collection(variable), []).append((path, variable))
+        by_collection.setdefault(collection_of(variable), []).append((path, variable))
     for found in by_collection.values():
         yield from zip(unique_names([tuple(map(str, path)) for path, _ in found]), found, strict=True)
 
 
-def _collection(variable: Any) -> str:
+def collection_of(variable: Any) -> str:
+    """Returns the name of the collection that a variable belongs to."""
     kind = type(variable)
     known = (name for base, name in _COLLECTIONS if issubclass(kind, base))
     return next(known, kind.__name__.lower())

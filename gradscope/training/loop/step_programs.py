@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope import naming
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import LossFault, TensorRow
 from gradscope.tracing.leaves import leaves_of

@@ -14,9 +14,9 @@ from gradscope import naming
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments as LossArguments
 from gradscope.capturing.execution.function_call import Call, is_array_or_real, loss_of, positions
+from gradscope.capturing.in_steps.signature import Signature
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
-from gradscope.capturing.value_and_grad import Signature
 from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Json

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.capturing.execution.function_call import Call, is_array, positions
-from gradscope.capturing.seen import Seen
-from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
+from gradscope.capturing.in_steps.seen import Seen
+from gradscope.capturing.in_steps.signature import Signature, plain_value_and_grad
+from gradscope.capturing.in_steps.value_and_grad import observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.history.history_rows import LossFault
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
@@ -79,16 +80,13 @@ class Collector:
         self._require_outermost("value_and_grad")
         self._function = same_loss(self._function, function)
         if not self._observes:
-            plain = jax.value_and_grad(
-                function, argnums=signature.argnums, has_aux=signature.has_aux, holomorphic=signature.holomorphic,
-                allow_int=signature.allow_int,
-            )  # fmt: skip
-            out = plain(*args, **kwargs)
+            out = plain_value_and_grad(function, signature)(*args, **kwargs)
         else:
             observing = observing_value_and_grad(function, signature, self._spec, "stats", ran=self._expect)
             out, seen = observing(*args, **kwargs)
             call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array)
-            self._keep(seen, out[1], _names(call, signature), _differentiated(signature, args))
+            trees = (out[1], _names(call, signature), _differentiated(signature, args))
+            self._keep(seen, *map(signature.parameters_of, trees))
             leaves = [*variable_leaves(call.variables), *leaves_of(call.batch, naming.INPUT)]
             arrays = jax.tree_util.tree_leaves((call.variables, call.batch))
             keys = [naming.key_of(leaf.family, leaf.name) for leaf in leaves]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope import naming
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.instrument.statistics.core_columns import CoreStatistics
 from gradscope.instrument.statistics.core_statistics import core_statistics

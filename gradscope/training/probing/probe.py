@@ -13,8 +13,8 @@ import jax
 from jax.core import Tracer
 
 from gradscope.capturing.execution.function_call import indices
-from gradscope.capturing.seen import Seen
-from gradscope.capturing.value_and_grad import Signature
+from gradscope.capturing.in_steps.seen import Seen
+from gradscope.capturing.in_steps.signature import Signature, of_modules
 from gradscope.errors import UsageError
 from gradscope.history.history_rows import step_number
 from gradscope.instrument.query.capture_spec import CaptureSpec
@@ -157,7 +157,8 @@ class Probe:
 
         @functools.wraps(fun, updated=())
         def observed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            return current("value_and_grad").value_and_grad(fun, signature, args, kwargs)
+            function, how, given, restored = of_modules(fun, signature, args)
+            return restored(current("value_and_grad").value_and_grad(function, how, given, kwargs))
 
         return observed
 

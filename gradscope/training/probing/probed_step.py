@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from gradscope import naming
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.history.history_rows import LossFault
 from gradscope.instrument.query.capture_spec import CaptureSpec

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.in_steps.seen import Seen
 
 
 class Recorded(NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.explain.index_bounds import index_bounds
+from gradscope.capturing.in_steps.seen import Seen
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.records.session import Session
-from gradscope.capturing.seen import Seen
 from gradscope.comparison.judging.rounding.mixed_precision import mixed_dtype
 from gradscope.comparison.precision import coarser
 from gradscope.history.database.schema import BOUNDS, NARROWEST

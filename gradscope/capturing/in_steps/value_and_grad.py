@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,7 +15,8 @@ from jax.core import Tracer
 
 from gradscope import naming
 from gradscope.capturing.execution.function_call import Call, is_jax_array, is_traced, positions
-from gradscope.capturing.seen import Seen, Watching
+from gradscope.capturing.in_steps.seen import Seen, Watching
+from gradscope.capturing.in_steps.signature import Signature, of_modules
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
@@ -43,53 +44,6 @@ OBSERVERS: Final[Mapping[Keep, Observer]] = MappingProxyType(
 Ran: TypeAlias = Callable[[Trace, Sequence[Any], Sequence[Any]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """A `Signature` states how a function is differentiated, in the terms of `jax.value_and_grad`.
-
-    Attributes:
-        argnums: The position of the differentiated argument, or those of several.
-        has_aux: Whether the function returns a pair of its value and a pytree.
-        holomorphic: Whether arguments and value are complex and the function is holomorphic.
-        allow_int: Whether integers may be differentiated; their gradients are of dtype float0.
-    """
-
-    argnums: int | tuple[int, ...] = 0
-    has_aux: bool = False
-    holomorphic: bool = False
-    allow_int: bool = False
-
-    def require_input(self, leaf: Leaf) -> None:
-        """Refuses a leaf of a differentiated argument that cannot be differentiated.
-
-        Raises:
-            TypeError: It is not of the dtype that is needed.
-        """
-        if self.holomorphic and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            raise TypeError(f"holomorphic=True needs complex arguments, and {leaf.name} is {leaf.dtype}")
-        if not self.allow_int and not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TypeError(
-                f"gradients need real or complex arguments, and {leaf.name} is {leaf.dtype}: pass allow_int=True if "
-                "it is to have a gradient of dtype float0"
-            )
-
-    def require_value(self, value: Any) -> None:
-        """Refuses a value that has no gradient.
-
-        Raises:
-            TypeError: It is not a scalar, or not of the dtype that is needed.
-        """
-        if isinstance(value, tuple | list) and not self.has_aux:
-            raise TypeError("the function returns several values: pass has_aux=True if it returns a pair (value, aux)")
-        aval = jax.typeof(value)
-        if aval.shape != ():
-            raise TypeError(f"the function must return a scalar, and what it returns has shape {aval.shape}")
-        if self.holomorphic and not jnp.issubdtype(aval.dtype, jnp.complexfloating):
-            raise TypeError(f"holomorphic=True needs a function that returns a complex number, not {aval.dtype}")
-        if not self.holomorphic and not jnp.issubdtype(aval.dtype, jnp.floating):
-            raise TypeError(f"the function must return a real floating-point number, and returns {aval.dtype}")
-
-
 def observing_value_and_grad(
     function: Callable[..., Any], signature: Signature, spec: CaptureSpec, keep: Keep, *, ran: Ran | None = None
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
@@ -105,17 +59,20 @@ def observing_value_and_grad(
 
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
-        differentiated = positions(signature.argnums, len(args))
-        call = Call(function, args, kwargs, differentiated, is_jax_array)
+        of_arrays, how, given, restored = of_modules(function, signature, args)
+        differentiated = positions(how.argnums, len(given))
+        call = Call(of_arrays, given, kwargs, differentiated, is_jax_array)
         try:
-            return observed(call)
+            out, seen = observed(call, of_arrays, how)
         except _NEEDS_ELEMENTS:
             if all(map(is_traced, jax.tree_util.tree_leaves(call.batch))):
                 raise
-        # JAX differentiates such a function, too: outside of `jit` it sees the elements of these arrays.
-        return observed(Call(function, args, kwargs, differentiated, is_traced))
+            # JAX differentiates such a function, too: outside of `jit` it sees the elements of these arrays.
+            call = Call(of_arrays, given, kwargs, differentiated, is_traced)
+            out, seen = observed(call, of_arrays, how)
+        return restored(out), seen
 
-    def observed(call: Call) -> tuple[tuple[Any, Any], Seen]:
+    def observed(call: Call, function: Callable[..., Any], signature: Signature) -> tuple[tuple[Any, Any], Seen]:
         leaves = _leaves(call, signature)
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
@@ -204,9 +161,12 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 def _leaves(call: Call, signature: Signature) -> list[Leaf]:
     """Returns the leaves of the variables and the batch; variables are differentiated, whatever their collection."""
-    variables = [replace(leaf, differentiated=_is_inexact(leaf)) for leaf in variable_leaves(call.variables)]
+    variables = variable_leaves(call.variables)
+    if not signature.has_state:
+        variables = [replace(leaf, differentiated=_is_inexact(leaf)) for leaf in variables]
     for leaf in variables:
-        signature.require_input(leaf)
+        if leaf.family == naming.PARAM or not signature.has_state:
+            signature.require_input(leaf)
     return [*variables, *leaves_of(call.batch, naming.INPUT)]
 
 

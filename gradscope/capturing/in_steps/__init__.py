@@ -1,0 +1,6 @@
+"""The user's own step is observed inside, where JAX traces it.
+
+- `signature` states how a function is differentiated, and has modules keep the state that it changes.
+- `value_and_grad` is the drop-in for `jax.value_and_grad`.
+- `seen` is what it returns beside the value and the gradients, of which a dump is made where that is saved.
+"""
