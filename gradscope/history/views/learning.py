@@ -82,7 +82,7 @@ class Learning:
 
 
 #: The words of what may be meant in the program of a loss.
-LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeated", "stale")
+LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeated", "stale", "misapplied")
 #: Those of faults in it.
 LOSS_FAULTS: Final = ("broadcast", "saturated")
 #: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen, a batch has one class,

@@ -5,7 +5,7 @@
 - `same_loss` says which functions are one loss of a step.
 - `collected` defines what a step collects: extra outputs of it.
 - `collecting` collects it while JAX traces the step.
-- `handed_on` finds the states that a step returns anew, which the loop has to hand on.
+- `returned` holds what a step returns against what it was given, and against what it recorded.
 - `probe_history` opens the run's folder, and writes what was observed of each step.
 - `step_replay` takes steps of late again, to have the arguments of one.
 - `probe_alarms` finds alarms, and saves their steps.

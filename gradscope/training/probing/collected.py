@@ -23,6 +23,7 @@ class Collected:
         unchanged: Whether the step left a parameter as it was, by parameter; only of those whose new value is known.
         directions: The cosine of an update with the gradient, by parameter; only of those whose update is known.
         changes: What should be other values at the next step, by what is to be said where they are not.
+        applied: How a parameter moves by its recorded update, by parameter; only where both are known.
     """
 
     keys: tuple[str, ...]
@@ -32,15 +33,17 @@ class Collected:
     unchanged: dict[str, Any]
     directions: dict[str, Any]
     changes: dict[str, ExpectedChange]
+    applied: dict[str, Any]
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """Returns the arrays, and the keys."""
-        arrays = (self.vectors, self.numbers, self.gradients, self.unchanged, self.directions, self.changes)
+        arrays = (self.vectors, self.numbers, self.gradients, self.unchanged, self.directions, self.changes,
+                  self.applied)  # fmt: skip
         return arrays, self.keys
 
     @classmethod
     def tree_unflatten(cls, keys: tuple[str, ...], children: tuple[Any, ...]) -> Collected:
         """Restores it from the output of `tree_flatten`."""
-        vectors, numbers, gradients, unchanged, directions, changes = children
+        vectors, numbers, gradients, unchanged, directions, changes, applied = children
         return cls(keys=keys, vectors=vectors, numbers=numbers, gradients=gradients, unchanged=unchanged,
-                   directions=directions, changes=changes)  # fmt: skip
+                   directions=directions, changes=changes, applied=applied)  # fmt: skip

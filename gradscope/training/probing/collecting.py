@@ -25,6 +25,7 @@ from gradscope.tracing.tracer import Trace
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
 from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.probing.collected import Collected
+from gradscope.training.probing.returned.applied_updates import moves, new_params
 from gradscope.training.probing.same_loss import same_loss
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.expected_changes import ExpectedChange, expected_changes, joined
@@ -60,6 +61,7 @@ class Collector:
         self._seen: list[Seen] = []
         self._params: dict[str, Any] = {}
         self._paths: dict[str, str] = {}
+        self._differentiated: tuple[Any, Any] = (None, None)
         self._gradients: dict[str, list[Any]] = {}
         self._updates: Any = None
         self._optimizer: Any = None
@@ -106,12 +108,18 @@ class Collector:
         self._optimizer = self._optimizer if optimizer is None else optimizer
         self._after = self._after if params is None else params
 
-    def collected(self) -> Collected:
-        """Returns the extra outputs of the step."""
+    def collected(self, given: Mapping[str, Any], returned: Any) -> Collected:
+        """Returns the extra outputs of the step.
+
+        Args:
+            given: The arguments of the step by name, before it ran.
+            returned: What it returned.
+        """
         gradients = {name: _mean(each) for name, each in self._gradients.items()}
         updates, after = self._by_name(self._updates, "updates"), self._by_name(self._after, "params")
+        new = [dict(after)] if updates and after else new_params(*self._differentiated, given, returned)
         if not updates:
-            updates = {name: new - self._params[name] for name, new in after.items()}
+            updates = {name: each - self._params[name] for name, each in after.items()}
         vectors = {key: _together(each) for key, each in self._inputs.items()} | _merged(self._seen, gradients)
         own = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in updates.items()} | self._slots()
         chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
@@ -132,7 +140,12 @@ class Collector:
             unchanged=unchanged,
             directions={name: cosine(leaf, gradients[name].astype(leaf.dtype)) for name, leaf in updates.items()},
             changes={fault.why: each for fault, each in self.changes.items()},
-        )
+            applied={
+                name: moves(self._params[name], update, [each[name] for each in new])
+                for name, update in updates.items()
+                if new and name in new[0] and update.shape == self._params[name].shape
+            },
+        )  # fmt: skip
 
     def _expect(self, trace: Trace, inputs: Sequence[Any], auxiliary: Sequence[Any]) -> None:
         for fault, change in expected_changes(trace, inputs, auxiliary):
@@ -142,6 +155,7 @@ class Collector:
     def _keep(self, seen: Seen, gradients: Any, names: Any, params: Any) -> None:
         self._seen.append(seen)
         self.outlines.append(outline_of(seen))
+        self._differentiated = (params, names)
         paths = named_leaves(gradients)
         for name, (path, gradient), param in zip(
             jax.tree_util.tree_leaves(names), paths.items(), jax.tree_util.tree_leaves(params), strict=True

@@ -94,6 +94,7 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
         unchanged={},
         directions={},
         changes={},
+        applied={},
     )
 
 

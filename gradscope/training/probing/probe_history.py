@@ -25,6 +25,7 @@ from gradscope.history.views.run_ending import settle
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probed_step import Layout
+from gradscope.training.probing.returned.applied_updates import Misapplied
 from gradscope.training.recording.compared_arrays import cosine
 from gradscope.training.recording.expected_changes import ChangesMissing
 from gradscope.training.recording.loss_faults import loss_faults
@@ -73,6 +74,7 @@ class ProbeHistory:
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
         self._missing = ChangesMissing()
+        self._misapplied = Misapplied()
         self._changes: tuple[LossFault, ...] = ()
         self._told: frozenset[LossFault] = frozenset()
         self._faults: tuple[LossFault, ...] = ()
@@ -118,6 +120,8 @@ class ProbeHistory:
         )  # fmt: skip
         if collected.changes:
             self.writer.write(self._missing.after(collected.changes))
+        if collected.applied:
+            self.writer.write(self._misapplied.after(collected.applied))
         return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:
@@ -135,7 +139,8 @@ class ProbeHistory:
     def _tell(self) -> None:
         """States what is wrong with the loss, as far as it is known by now."""
         missing = self._missing.faults
-        faults = (*self._faults, *(each for each in self._changes if each.why in missing))
+        changes = (each for each in self._changes if each.why in missing)
+        faults = (*self._faults, *changes, *self._misapplied.faults)
         if self._told != frozenset(faults):
             self.writer.describe(fact_texts({FAULTS: faults}))
         for each in faults:

@@ -17,7 +17,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.collecting import Collector, collecting
-from gradscope.training.probing.handed_on import states_to_hand_on
+from gradscope.training.probing.returned.handed_on import states_to_hand_on
 
 
 class Layout(NamedTuple):
@@ -104,7 +104,7 @@ class ProbedStep:
             self._require_handed_on(leaves, jax.tree_util.tree_leaves((args, kwargs)), names, out)
             of_losses = {id(array) for _, array in collector.arguments}
             collector.changes.update(states_to_hand_on(given, of_losses, out))
-            collected = collector.collected()
+            collected = collector.collected(given, out)
             self.layout = Layout(collector.outlines, collector.shapes, names, tuple(collector.changes))
             return out, collected
 

@@ -151,8 +151,8 @@ class RecordOptions:
             metavar="RULES",
             help="Exit 1 where an alarm is of one of these rules, separated by commas, or the loss has a fault "
             "('broadcast', 'saturated'); 'all' means any of these. What may be meant ('climbing', 'learning', "
-            "'unchanged', 'rounded', 'rectified', 'squashed', 'softmax', 'evaluation', 'repeated', 'sorted', "
-            "'out-of-bounds') counts where it is named.",
+            "'unchanged', 'rounded', 'rectified', 'squashed', 'softmax', 'evaluation', 'repeated', 'stale', "
+            "'misapplied', 'sorted', 'out-of-bounds') counts where it is named.",
             rich_help_panel=_ALARMS,
         ),
     ] = None

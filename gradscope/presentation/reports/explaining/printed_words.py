@@ -55,6 +55,11 @@ _LABELS: Final = {
     "Also what a probed step is given as it was at all recorded steps, though it returns another one of the same "
     "structure: the state of an optimizer, a mean of the parameters, a key. Write params, opt_state = "
     "step(params, opt_state, ...)",
+    "misapplied": "What a probed step returns as its parameters is not what they were plus the updates that it "
+    "records, at all of 3 recorded steps or more: a multiple of these (updates that are added twice, or subtracted, or "
+    "recorded before the learning rate), or something else in the parameters that are named, such as a tied weight "
+    "that is written over. It is told of parameters that the step returns in a pytree like the one that the loss "
+    "gets, or hands to probe.record(params=...). A clip or a projection of the parameters is meant",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
     "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "

@@ -13,7 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
-from gradscope.training.probing.handed_on import states_to_hand_on
+from gradscope.training.probing.returned.handed_on import states_to_hand_on
 from tests.support.data import drawn, filled
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")

@@ -14,12 +14,13 @@ Other states may begin anew on purpose, as those of an environment.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradscope.history.history_rows import LossFault
+from gradscope.training.probing.returned.alike import alike, children, is_array, outline_of
 from gradscope.training.recording.compared_arrays import is_same
 from gradscope.training.recording.expected_changes import ExpectedChange, numbers_of_key
 from gradscope.training.recording.loss_faults import same_state
@@ -29,9 +30,6 @@ _LEAVES: Final = 8
 _ELEMENTS: Final = 1 << 16
 #: The most that a mean of parameters moves in a step, of its own norm.
 _NEAR: Final = 0.5
-
-#: What a pytree is: its type, and the place, shape and dtype of each leaf.
-_Outline: TypeAlias = tuple[type, tuple[tuple[str, tuple[int, ...], str], ...]]
 
 
 class _Given(NamedTuple):
@@ -53,15 +51,15 @@ def states_to_hand_on(
     """
     for name, tree in arguments.items():
         for state in _states(_Given(name, tree), of_losses):
-            outline, leaves = _outline(state.tree), _leaves(state.tree)
-            alike, next_ones = list(_alike(outline, tuple(arguments.values()))), list(_alike(outline, returned))
-            if not leaves or len(next_ones) != len(alike):
+            outline, leaves = outline_of(state.tree), _leaves(state.tree)
+            given, next_ones = list(alike(outline, tuple(arguments.values()))), list(alike(outline, returned))
+            if not leaves or len(next_ones) != len(given):
                 continue
             is_due = _moves(leaves, next_ones)
             if not (_is_of_optax(state.tree) or _is_key(state.tree)):
-                if not any(id(leaf) in of_losses for each in alike for leaf in jax.tree_util.tree_leaves(each)):
+                if not any(id(leaf) in of_losses for each in given for leaf in jax.tree_util.tree_leaves(each)):
                     continue
-                is_due &= _count_near(leaves, next_ones) >= _count_near(leaves, alike)
+                is_due &= _count_near(leaves, next_ones) >= _count_near(leaves, given)
             yield same_state(state.name), ExpectedChange(tuple(leaves), is_due)
 
 
@@ -86,33 +84,11 @@ def _power(arrays: Sequence[Any]) -> Any:
 def _states(given: _Given, of_losses: Collection[int]) -> Iterator[_Given]:
     """Yields the largest pytrees of a pytree of which a loss was given nothing."""
     leaves = jax.tree_util.tree_leaves(given.tree)
-    if not all(_is_array(leaf) for leaf in leaves) or any(id(leaf) in of_losses for leaf in leaves):
-        for place, inside in _children(given.tree):
+    if not all(is_array(leaf) for leaf in leaves) or any(id(leaf) in of_losses for leaf in leaves):
+        for place, inside in children(given.tree):
             yield from _states(_Given(given.name + place, inside), of_losses)
     elif len(leaves) > 1 or (leaves and _is_key(leaves[0])):
         yield given
-
-
-def _alike(outline: _Outline, tree: Any) -> Iterator[Any]:
-    """Yields the pytrees of an outline in a pytree, none of which is in another one."""
-    if _outline(tree) == outline:
-        yield tree
-    else:
-        for _, inside in _children(tree):
-            yield from _alike(outline, inside)
-
-
-def _children(tree: Any) -> list[tuple[str, Any]]:
-    """Returns what a pytree consists of, and where; nothing of a leaf."""
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)[0]
-    return [(jax.tree_util.keystr(path), inside) for path, inside in found if path]
-
-
-def _outline(tree: Any) -> _Outline:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    of_leaves = ((jax.tree_util.keystr(path), leaf) for path, leaf in leaves if _is_array(leaf))
-    kind = type(None) if jax.tree_util.all_leaves([tree]) else type(tree)
-    return kind, tuple((place, leaf.shape, str(leaf.dtype)) for place, leaf in of_leaves)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -123,15 +99,11 @@ def _leaves(tree: Any) -> list[Any]:
 
 def _is_of_optax(tree: Any) -> bool:
     own = type(tree).__module__.partition(".")[0] == "optax"
-    return own or any(_is_of_optax(inside) for _, inside in _children(tree))
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return own or any(_is_of_optax(inside) for _, inside in children(tree))
 
 
 def _is_key(tree: Any) -> bool:
-    if not _is_array(tree):
+    if not is_array(tree):
         return False
     is_raw = tree.shape == (2,) and tree.dtype == jnp.uint32
     return is_raw or bool(jnp.issubdtype(tree.dtype, jax.dtypes.prng_key))

@@ -1,0 +1,154 @@
+"""Parameters move by the updates that a step records, unless the loop makes something else of them.
+
+Updates that are added twice, or subtracted, are a multiple of what parameters move by; a parameter that is written over
+behind the optimizer, as the second copy of a tied weight, moves by something else. So does one that is clipped or
+projected on purpose, and all of them where what is recorded is not yet scaled by the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.history.history_rows import LossFault
+from gradscope.naming import printable
+from gradscope.naming.wording import counted
+from gradscope.training.probing.returned.alike import alike, outline_of
+
+#: The recorded steps that say so: all of those that there are, and as many at least.
+_FEWEST: Final = 3
+#: How far from its update a parameter moves that does not move by it, and how near to a multiple of it one is that
+#: moves by that, as shares of the update.
+_APART: Final = 0.1
+_NEAR: Final = 0.02
+#: The most names of parameters in a sentence.
+_NAMED: Final = 3
+
+
+def new_params(params: Any, names: Any, given: Mapping[str, Any], returned: Any) -> list[dict[str, Any]]:
+    """Returns the parameters by name that a step returns, those at the place of the ones that it was given first.
+
+    Args:
+        params: The pytree that its loss was given.
+        names: The names of its leaves, likewise.
+        given: The arguments of the step by name, before it ran.
+        returned: What it returned.
+
+    Returns:
+        All pytrees of that structure; none where the step was given none, or another number of them.
+    """
+    outline, leaves = outline_of(params), jax.tree_util.tree_leaves(params)
+    before, after = list(alike(outline, tuple(given.values()))), list(alike(outline, returned))
+    own = [at for at, tree in enumerate(before) if _are(jax.tree_util.tree_leaves(tree), leaves)]
+    if len(own) != 1 or len(before) != len(after):
+        return []
+    after.insert(0, after.pop(own[0]))
+    of_leaves = jax.tree_util.tree_leaves(names)
+    return [dict(zip(of_leaves, jax.tree_util.tree_leaves(tree), strict=True)) for tree in after]
+
+
+def _are(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(leaves) == len(others) and all(one is other for one, other in zip(leaves, others, strict=True))
+
+
+def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
+    """Returns how a parameter moves by its update: a factor, and how far from once and from so many times the update.
+
+    Args:
+        param: The parameter before the step.
+        update: What the step records as its update.
+        new: What the parameter may be after it: the nearest to what the update makes of it counts.
+
+    Returns:
+        The three, float32[3]; the distances are shares of the norm of the update, without the rounding of the sum. Of
+        an update of zeros, by which nothing moves, the first is 0 and the others are negative.
+    """
+    wide = jnp.promote_types(param.dtype, jnp.float32)
+    update = update.astype(wide)
+    size = jnp.square(jnp.abs(update)).sum()
+    is_none = size == 0
+    size = jnp.where(is_none, 1, size)
+    found: list[Any] = []
+    for each in new:
+        moved = each.astype(wide) - param.astype(wide)
+        rounding = float(jnp.finfo(param.dtype).eps) * jnp.maximum(jnp.abs(each), jnp.abs(param)).astype(wide)
+        factor = jnp.real((moved * jnp.conj(update)).sum()) / size
+        apart = [
+            jnp.square(jnp.maximum(jnp.abs(moved - times * update) - rounding, 0)).sum() / size
+            for times in (1, factor.astype(wide))
+        ]  # fmt: skip
+        stays = is_none & (jnp.abs(moved).max(initial=0) == 0)
+        distances = jnp.where(stays, -1, jnp.sqrt(jnp.stack(apart)) + jnp.where(is_none, _APART + 1, 0))
+        found.append(jnp.stack([factor, *distances]).astype(jnp.float32))
+    stacked = jnp.nan_to_num(jnp.stack(found))  # a probe stops no program that looks for NaN
+    return stacked[jnp.argmin(stacked[:, 1])]
+
+
+class Misapplied:
+    """A `Misapplied` finds parameters that do not move by their updates at any recorded step.
+
+    Attributes:
+        faults: What is to be said of them.
+    """
+
+    def __init__(self) -> None:
+        self._factors: dict[str, list[float]] = {}
+        self._steps: dict[str, int] = {}
+        self._right: set[str] = set()
+        self.faults: tuple[LossFault, ...] = ()
+
+    def after(self, applied: Mapping[str, Any]) -> Callable[[], None]:
+        """Returns the function that learns from a recorded step, and may wait for the device.
+
+        Args:
+            applied: What `moves` returned, by parameter.
+        """
+
+        def learn() -> None:
+            for name, row in jax.device_get(dict(applied)).items():
+                factor, apart, left = map(float, row)
+                if apart < 0:
+                    continue  # a step that only adds up gradients
+                self._steps[name] = self._steps.get(name, 0) + 1
+                if apart <= _APART:
+                    self._right.add(name)
+                self._factors.setdefault(name, []).append(factor if left <= _NEAR else math.nan)
+            self.faults = tuple(self._found())
+
+        return learn
+
+    def _found(self) -> Iterator[LossFault]:
+        wrong = [name for name, steps in self._steps.items() if steps >= _FEWEST and name not in self._right]
+        if not wrong:
+            return
+        factors = np.array([factor for name in wrong for factor in self._factors[name]])
+        middle = float(np.median(factors))
+        if len(wrong) == len(self._steps) and np.abs(factors - middle).max() <= _NEAR * abs(middle):
+            yield LossFault("misapplied", _multiple(middle))
+        elif not np.all(factors == 0):  # of those that stay as they are there is an alarm
+            yield LossFault("misapplied", _otherwise(wrong))
+
+
+def _multiple(factor: float) -> str:
+    what = f"the parameters move by {factor:.2g} times the updates that the step records, at every recorded step"
+    if abs(factor - round(factor)) <= _NEAR and round(factor) > 1:
+        return f"{what}, as where these are added {'twice' if round(factor) == 2 else f'{round(factor)} times'}"
+    if abs(factor + 1) <= _NEAR:
+        return f"{what}, as where these are subtracted in place of added"
+    return f"{what}: give probe.record what is added to them"
+
+
+def _otherwise(names: Sequence[str]) -> str:
+    shown = [printable(each) for each in names[:_NAMED]]
+    more = f" and {counted(len(names) - _NAMED, 'other')}" if len(names) > _NAMED else ""
+    these, move, them = ("its", "moves", "it") if len(names) == 1 else ("their", "move", "them")
+    return (
+        f"{', '.join(shown)}{more} {move} by something else than {these} recorded update, at every recorded step: "
+        "where that is not meant, as of a clip or a projection, the step writes over what the optimizer made of "
+        f"{them}, or records something else than it adds"
+    )

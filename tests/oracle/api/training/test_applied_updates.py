@@ -1,0 +1,131 @@
+"""A run says that parameters do not move by the updates that a step records, and by how many times they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradscope as gs
+from gradscope.history.history_reader import History
+from gradscope.history.views.learning import stated_faults
+from tests.support.data import drawn
+
+optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+
+PARAMS = {"w": drawn(0, 4, 3), "b": drawn(1, 3)}
+BATCH = {"x": drawn(2, 8, 4), "y": drawn(3, 8, 3)}
+TX = optax.sgd(0.1, momentum=0.9)
+
+
+class _State(NamedTuple):
+    params: Any
+    other: Any
+
+
+def loss(params: Any, batch: Any) -> Any:
+    return jnp.square(batch["x"] @ params["w"] + params["b"][None] - batch["y"]).mean()
+
+
+def faults(
+    folder: Path, *, change: Callable[[Any, Any], Any] | None = None, record: Callable[[Any, Any], Any] | None = None,
+    optimizer: Any = TX, params: Any = PARAMS, other: Callable[[Any], Any] | None = None,
+    returned: Callable[[Any, Any], Any] = _State, steps: int = 8,
+) -> list[str]:  # fmt: skip
+    """What a run of a loop says of its updates.
+
+    Args:
+        folder: The run's.
+        change: Makes of the new parameters and the updates what the step returns.
+        record: Makes of the updates and the gradients what the step records.
+        optimizer: The optimizer.
+        params: The first parameters.
+        other: Makes of the parameters another pytree of the state, as a mean of them.
+        returned: Makes of the new parameters and the rest what the step returns.
+        steps: How many are taken; every second is recorded.
+    """
+    with gs.Probe(folder, every=2) as probe:
+
+        def train_step(state: Any, opt_state: Any, batch: Any) -> Any:
+            _, grads = probe.value_and_grad(loss)(state.params, batch)
+            updates, opt_state = optimizer.update(grads, opt_state, state.params)
+            probe.record(updates=updates if record is None else record(updates, grads), opt_state=opt_state)
+            new = optax.apply_updates(state.params, updates)
+            new = new if change is None else change(new, updates)
+            rest = None if other is None else jax.tree.map(lambda old, each: 0.9 * old + 0.1 * each, state.other, new)
+            return returned(new, rest), opt_state
+
+        step = probe.jit(train_step)
+        state, opt_state = _State(params, None if other is None else other(params)), optimizer.init(params)
+        for _ in range(steps):
+            with jax.numpy_dtype_promotion("standard"):  # which Adam needs
+                out, opt_state = step(state, opt_state, BATCH)
+            state = out if isinstance(out, _State) else _State(*out[::-1])
+    with History(folder) as history:
+        return [fault.why for fault in stated_faults(history) if fault.rule == "misapplied"]
+
+
+def plus(times: float) -> Callable[[Any, Any], Any]:
+    return lambda new, updates: jax.tree.map(lambda each, update: each + times * update, new, updates)
+
+
+@pytest.mark.parametrize(
+    ("times", "factor", "said"),
+    [
+        (1.0, "2 times", ", as where these are added twice"),
+        (2.0, "3 times", ", as where these are added 3 times"),
+        (-2.0, "-1 times", ", as where these are subtracted in place of added"),
+        (-0.5, "0.5 times", ": give probe.record what is added to them"),
+    ],
+)
+def test_updates_that_are_applied_otherwise_than_once(times: float, factor: str, said: str, tmp_path: Path) -> None:
+    (why,) = faults(tmp_path, change=plus(times))
+    assert why == f"the parameters move by {factor} the updates that the step records, at every recorded step{said}"
+
+
+def test_updates_that_are_recorded_before_the_learning_rate(tmp_path: Path) -> None:
+    (why,) = faults(tmp_path, optimizer=optax.sgd(0.1), record=lambda _, grads: grads)
+    assert why.startswith("the parameters move by -0.1 times the updates that the step records")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda new, _: new | {"b": new["w"][0]},  # a tied weight
+        lambda new, _: new | {"b": jnp.clip(new["b"], -0.01, 0.01)},
+    ],
+)
+def test_a_parameter_that_is_written_over(change: Any, tmp_path: Path) -> None:
+    (why,) = faults(tmp_path, change=change)
+    assert why.startswith("b moves by something else than its recorded update, at every recorded step")
+
+
+def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
+    (why,) = faults(tmp_path, record=lambda updates, _: jax.tree.map(jnp.zeros_like, updates))
+    assert why.startswith("b, w move by something else than their recorded update")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {},
+        {"optimizer": optax.adamw(1e-3)},
+        {"optimizer": optax.MultiSteps(optax.sgd(0.1), 2)},
+        {"optimizer": optax.sgd(1e-5), "params": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)},
+        {"optimizer": optax.sgd(1e-9)},  # lost in the rounding of the sum
+        {"other": lambda params: jax.tree.map(jnp.zeros_like, params)},  # a mean, and a momentum
+        {"other": lambda params: params},  # a mean that begins where the parameters do
+        {"other": lambda params: params, "returned": lambda new, rest: (rest, new)},  # in another order
+        {"returned": lambda new, _: (new, new)},  # more pytrees like it than there were: nothing is known
+        {"change": plus(1.0), "steps": 4},  # too few to say so
+        {"change": lambda new, updates: jax.tree.map(  # a projection that is at work for some of the steps
+            lambda each, update: jnp.where(jnp.abs(update).max() > 0.01, 0.99 * each, each), new, updates),
+         "steps": 60},
+    ],
+)  # fmt: skip
+def test_loops_whose_parameters_move_by_their_updates(loop: dict[str, Any], tmp_path: Path) -> None:
+    assert faults(tmp_path, **loop) == []
