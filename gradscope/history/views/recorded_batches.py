@@ -19,6 +19,11 @@ from gradscope.history.history_rows import TensorRow
 _FEWEST: Final = 3
 _FEWEST_SORTED: Final = 15
 _ALIKE: Final = 0.9
+#: The chance of so many steps to the next larger value, of all that are to another one, in any order: of a sequence of
+#: groups in any order, as many are to the next as back again.
+_CHANCE: Final = 1e-3
+#: The standard deviation of a batch of two neighbours; of more, its mean is none of their values.
+_OF_NEIGHBOURS: Final = 0.5
 #: The share of the variance of sorted examples that is that of the means of batches. Of ten shuffled ones it is 0.1.
 _BETWEEN: Final = 0.9
 #: The fewest values of an input that are one by more than chance: with two classes, in one of a hundred batches.
@@ -95,7 +100,9 @@ def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput 
     if not is_whole or len(steps) < _FEWEST_SORTED:
         return None
     between = float(np.var(means))
-    if not between > _BETWEEN * (between + float(np.square(series["std"]).mean())) or not is_ordered(steps, means):
+    if not between > _BETWEEN * (between + float(np.square(series["std"]).mean())):
+        return None
+    if not (is_ordered(steps, means) or goes_round(means, series["std"])):
         return None
     least, most = float(np.round(means.min())), float(np.round(means.max()))
     # The number of the step, or one that grows with it, is the same for all examples.
@@ -123,3 +130,22 @@ def is_ordered(steps: np.ndarray, means: np.ndarray) -> bool:
     turns = np.exp(2j * np.pi * np.diff(smaller)[apart == np.median(apart)])
     # Two values go round in whatever order they are.
     return len(np.unique(means)) > 2 and float(np.abs(turns.mean())) > _ALIKE
+
+
+def goes_round(means: np.ndarray, deviations: np.ndarray) -> bool:
+    """Returns whether values go round from each to the next larger one, and from the largest to the smallest.
+
+    Args:
+        means: The mean of the input at each recorded step.
+        deviations: Its standard deviation within the batch.
+    """
+    values = np.round(means[deviations <= _OF_NEIGHBOURS])
+    levels, at = np.unique(values, return_inverse=True)
+    turns = np.diff(at) % max(len(levels), 1)
+    changes, forward = np.count_nonzero(turns), np.count_nonzero(turns == 1)
+    if len(levels) < 3 or 2 * forward <= changes:  # two values go round in whatever order they are
+        return False
+    # Chernoff's bound on the chance of so many heads, or more, in as many tosses of a coin.
+    shares = np.array([forward, changes - forward]) / changes
+    powers = np.log(2 * np.where(shares > 0, shares, 1))
+    return float(np.exp(-changes * (shares @ powers))) < _CHANCE

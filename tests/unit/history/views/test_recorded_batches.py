@@ -11,7 +11,7 @@ import pytest
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.views.recorded_batches import RecordedBatches, is_ordered, recorded_batches
+from gradscope.history.views.recorded_batches import RecordedBatches, goes_round, is_ordered, recorded_batches
 
 RNG = np.random.default_rng(3)
 FEW, MANY = RNG.normal(size=(16, 4)), RNG.normal(size=(70, 16, 4))
@@ -77,7 +77,8 @@ def _groups(values: list[int]) -> Callable[[int], np.ndarray]:
         (lambda step: _label(step > 30).astype(bool), (0, 1)),
         (_sorted_data([60] * 10, 32), (0, 9)),
         (_sorted_data([100, 30, 200, 50, 80, 20], 16), (0, 2)),  # at three places of each pass
-        (_sorted_data([300, 300, 300], 16), None),  # in several passes, two or three classes may come in any order
+        (_sorted_data([300, 300, 300], 16), (0, 2)),
+        (_sorted_data([300, 300], 16), None),  # in several passes, two classes may come in any order
         (lambda _: _label(4), None),  # the data have one class
         (lambda step: LABELS[step % 70], None),
         (lambda step: _label(step // 30).astype(np.float32), None),  # as a weight by a schedule
@@ -111,3 +112,28 @@ def test_groups_in_any_order_are_hardly_ever_sorted() -> None:
 
 def test_an_input_of_its_own_sorts_nothing(tmp_path: Path) -> None:
     assert read(tmp_path, lambda step: {"task": _label(step // 30)}) == RecordedBatches()
+
+
+@pytest.mark.parametrize("classes", [3, 5, 10])
+@pytest.mark.parametrize("every", [1, 3, 5])
+def test_sorted_examples_go_round_in_several_passes(classes: int, every: int) -> None:
+    labels = np.sort(np.random.default_rng(0).integers(0, classes, 2000)).reshape(40, 50)
+    recorded = labels[np.arange(0, 160, every) % 40]
+    means, deviations = recorded.mean(1), recorded.std(1)
+    assert goes_round(means, deviations)
+    assert not goes_round(means[::-1], deviations[::-1])
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4, 10])
+@pytest.mark.parametrize("share", [None, 0.8])
+def test_groups_in_any_order_hardly_ever_go_round(groups: int, share: float | None) -> None:
+    rng = np.random.default_rng(0)
+    each = None if share is None else [share] + [(1 - share) / (groups - 1)] * (groups - 1)
+    drawn = rng.choice(groups, (2000, 40), p=each).astype(float)
+    assert sum(goes_round(means, np.zeros(40)) for means in drawn) <= 4
+
+
+def test_a_batch_of_the_last_class_and_the_first_is_left_out() -> None:
+    means, deviations = np.array([0, 1, 2, 3, 1.5] * 4, float), np.array([0, 0, 0, 0, 1.5] * 4)
+    assert goes_round(means, deviations)
+    assert not goes_round(means, np.zeros(20))
