@@ -38,8 +38,10 @@ _LOG_SOFTMAX: Final = re.compile(
 #: The most places in the program that a line names.
 _MOST_PLACES: Final = 3
 
-#: The most parts of a model that a line names.
+#: The most parts of a model that a line names, and the most parameters, and characters of their names.
 _MOST_PARTS: Final = 6
+_MOST_NAMES: Final = 3
+_NAMES_WIDTH: Final = 60
 
 #: The origin of layers' names, where it is not the usual one.
 _NAMING: Final = {
@@ -193,13 +195,16 @@ def _behind_zeros(manifest: Manifest) -> str:
 
 
 def parameters_of_parts(names: Sequence[str]) -> str:
-    """Returns a number of parameters, and the parts of the model that they are in.
+    """Returns the names of a few parameters; of more, their number and the parts of the model that they are in.
 
     Of each outermost part, it is the innermost one that has all of them, as one block of many.
 
     Args:
         names: Their names.
     """
+    listed = ", ".join(map(printable, names))
+    if len(names) == 1 or (len(names) <= _MOST_NAMES and len(listed) <= _NAMES_WIDTH):
+        return listed
     scopes: dict[str, list[list[str]]] = {}
     for name in names:
         scopes.setdefault(name.partition("/")[0], []).append(name.split("/")[:-1])

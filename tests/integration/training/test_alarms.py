@@ -231,7 +231,7 @@ def optimizer():
     (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0") + optimizer, encoding="utf-8")
     done = gradscope("train", "net.py", "--steps", 5, "--every", 1, "-o", "run", folder=tmp_path)
     assert (done.status, [line for line in done.lines if line]) == (0, []), done.errors
-    assert "unchanged  1 parameter of online: no recorded step changes it, though it has a gradient\n" in done.output
+    assert "unchanged  online/w: no recorded step changes it, though it has a gradient\n" in done.output
     shown = gradscope("show", "run", "--json", folder=tmp_path)
     assert json.loads(shown.output)["unchanged"] == ["online/w"]
 

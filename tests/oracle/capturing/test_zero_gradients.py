@@ -434,7 +434,7 @@ def test_a_log_softmax_over_the_examples_leaves_the_bias_of_the_classes_without_
     said = [dict(facts("", gs.capture(loss(axis), p, x).manifest)).get("no effect") for axis in (0, 1)]
     assert said[1] is None
     assert re.fullmatch(
-        r"1 parameter of head: log_softmax at test_zero_gradients.py:\d+ takes out what it adds, "
+        r"head/bias: log_softmax at test_zero_gradients.py:\d+ takes out what it adds, "
         r"over axis 0 of \[16, 4\], that of the examples",
         str(said[0]),
     )

@@ -174,7 +174,7 @@ def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weight
     assert not dump.findings()
     notes = dict(facts("", dump.manifest))
     why = "what is made of them counts as data behind a stop_gradient, as a target does"
-    assert notes["frozen"] == f"1 parameter of target: {why}"
+    assert notes["frozen"] == f"target: {why}"
 
 
 def test_a_target_may_be_beside_what_is_trained_at_any_depth() -> None:
@@ -185,7 +185,7 @@ def test_a_target_may_be_beside_what_is_trained_at_any_depth() -> None:
     agent = {"online": kernel(1, 8, 4), "target": kernel(2, 8, 4)}
     dump = gs.capture(loss, {"agent": agent, "scale": jnp.ones(())}, (X,))
     assert not dump.findings()
-    assert dict(facts("", dump.manifest))["frozen"].startswith("1 parameter of agent: what is made of them counts")
+    assert dict(facts("", dump.manifest))["frozen"].startswith("agent/target: what is made of them counts")
 
 
 @pytest.mark.parametrize(("scaled", "found"), [(False, []), (True, ["zero-grad"])])
@@ -287,7 +287,7 @@ def test_a_loss_whose_margins_are_kept_says_so_below_the_verdict() -> None:
 
     dump = gs.capture(loss, {"embed": kernel(1, 8, 4)}, (X,))
     assert (dump.loss, dump.findings()) == (0, ())
-    kept = "1 parameter of embed: every margin of the loss is kept in this batch"
+    kept = "embed: every margin of the loss is kept in this batch"
     assert dict(facts("", dump.manifest))["satisfied"] == kept
     broken = gs.capture(loss, {"embed": 1e3 * kernel(1, 8, 4)}, (X,))
     assert "satisfied" not in dict(facts("", broken.manifest))

@@ -46,10 +46,13 @@ def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -
     if first is not None:
         return Note(label="verdict", text=f"{first.rule}: {alarm_sentence(first)}", style=BAD)
     told = dict.fromkeys(each.label for each in learning_notes(learning))
+    same = "; all recorded batches are one" if learning.batches.same else ""
     look = f"; look at {' and '.join(map(repr, told))}" if told else ""
     found = "no alarm" if recorded else "no step is recorded"
     found += "" if learning.level is None else f", but the loss has {learning.level.verb}"
-    return Note(label="verdict", text=f"{found}{look}", style=GOOD if recorded and not told else DOUBTFUL)
+    return Note(
+        label="verdict", text=f"{found}{same}{look}", style=GOOD if recorded and not (told or same) else DOUBTFUL
+    )
 
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:

@@ -7,6 +7,7 @@ import pytest
 from gradscope.history.history_rows import Alarm, LossFault
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning
 from gradscope.history.views.loss_fall import NoFall
+from gradscope.history.views.recorded_batches import RecordedBatches
 from gradscope.history.views.updates.climbing import Climb
 from gradscope.presentation.render.screen import DOUBTFUL
 from gradscope.presentation.reports.runs.alarm_words import run_verdict
@@ -48,6 +49,11 @@ def test_it_says_what_the_loss_has_done_that_has_not_fallen(last: float, verb: s
     level = NoFall(count=9, start=1.0, first=1.0, second=1.0, last=last, ratio=None)
     verdict = run_verdict((), Learning(level=level), recorded=9)
     assert (verdict.text, verdict.style) == (f"no alarm, but the loss has {verb}; look at 'learning'", DOUBTFUL)
+
+
+def test_it_says_that_all_recorded_batches_are_one() -> None:
+    verdict = run_verdict((), Learning(batches=RecordedBatches(same=True)), recorded=9)
+    assert (verdict.text, verdict.style) == ("no alarm; all recorded batches are one", DOUBTFUL)
 
 
 def test_of_a_run_without_a_recorded_step_nothing_is_known() -> None:

@@ -48,8 +48,8 @@ def test_parameters_that_the_loss_takes_out_are_said_and_those_that_attention_do
 
     own = "log_softmax at net.py:7 takes"
     optax = "logsumexp at net.py:8 and softmax_cross_entropy_with_integer_labels at net.py:8 take"
-    assert said(own) == f"1 parameter of head: {own} out what it adds"
-    assert said(optax) == f"1 parameter of head: {optax} out what it adds"
+    assert said(own) == f"head/bias: {own} out what it adds"
+    assert said(optax) == f"head/bias: {optax} out what it adds"
     assert said("softmax at net.py:6 takes") is None
     assert said(own, rounding=False) is None
 
@@ -61,9 +61,9 @@ def test_parameters_that_wait_for_others_to_move_from_zero_are_said_and_those_th
 
     gate = "masked: multiplied by exact zeros in mul at net.py:7: {} is 0".format
     one, other = gate("param/gate"), gate("the product of param/ada/kernel")
-    assert said(one) == "1 parameter of block0/up: no gradient while param/gate is zero"
+    assert said(one) == "block0/up/kernel: no gradient while param/gate is zero"
     assert said(one, f"{one}; {other}") == (
-        "2 parameters of block0/up, block1/up: no gradient while param/gate and 1 more are zero"
+        "block0/up/kernel, block1/up/kernel: no gradient while param/gate and 1 more are zero"
     )
     assert said(gate("input/mask"), f"{one}; {gate('input/mask')}", "masked: multiplied by exact zeros in mul") is None
 
@@ -72,4 +72,7 @@ def test_parameters_are_of_the_innermost_parts_that_have_them_all() -> None:
     block = [f"blocks/1/{name}" for name in ("attn/query/kernel", "attn/query/bias", "mlp/kernel")]
     assert parameters_of_parts([*block, "head/bias", "scale"]) == "5 parameters of blocks/1, head, scale"
     assert parameters_of_parts([*block, "blocks/2/mlp/kernel"]) == "4 parameters of blocks"
-    assert parameters_of_parts(["a/b/kernel", "a/b/bias"]) == "2 parameters of a/b"
+    assert parameters_of_parts(["a/b/kernel", "a/b/bias"]) == "a/b/kernel, a/b/bias"
+    long = [f"encoder/layers/0/attention/{name}" for name in ("query", "key", "value")]
+    assert parameters_of_parts(long) == "3 parameters of encoder/layers/0/attention"
+    assert parameters_of_parts([f"{long[0]}/of/a/long/name/projection/kernel"]).endswith("/kernel")
