@@ -105,7 +105,7 @@ class AlarmWatch:
                 continue
             if not math.isfinite(value):
                 if NONFINITE not in self._above:
-                    found.append(Alarm(step=number, rule=NONFINITE, why=_not_finite(rule.watches, value)))
+                    found.append(Alarm(step=number, rule=NONFINITE, why=_not_finite(rule.watches, value, numbers)))
                 self._above |= {NONFINITE, str(rule.watches)}
                 return found
             self._above.discard(str(rule.watches))
@@ -263,9 +263,14 @@ def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:
     return math.log10(l2) if l2 else None
 
 
-def _not_finite(watched: str | None, value: float) -> str:
+def _not_finite(watched: str | None, value: float, numbers: Mapping[str, float]) -> str:
     squares = watched in ("grad_norm", "update_norm") and value == math.inf
     why = ", as an element is, or the sum of their squares is beyond float32" if squares else ""
+    if watched == "update_norm" and math.isfinite(numbers.get("grad_norm", math.nan)):
+        why += (
+            "; the gradients are finite, so that the optimizer made it, as where it divides by a moment of zero and an "
+            "epsilon that its dtype rounds to zero, such as 1e-8 in float16"
+        )
     return f"the {_shown(watched)} is {value}{why}"
 
 

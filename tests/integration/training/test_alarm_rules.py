@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -940,3 +941,15 @@ def test_of_two_wrong_steps_in_a_row_the_second_is_an_alarm_where_the_first_was_
         return found
 
     assert (raised(skips=False), raised(skips=True)) == ([80], [80, 81])
+
+
+def test_updates_that_an_optimizer_makes_of_finite_gradients_say_so() -> None:
+    whys = [
+        alarm.why
+        for norm in (1.0, math.nan)
+        for alarm in AlarmWatch({}).step(0, {"loss": 1.0, "grad_norm": norm, "update_norm": math.inf})
+    ]
+    assert [("so that the optimizer made it" in why, why.partition(" is ")[0]) for why in whys] == [
+        (True, "the norm of the updates"),
+        (False, "the norm of the gradients"),
+    ]
