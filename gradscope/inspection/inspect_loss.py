@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import jax
 
@@ -26,9 +26,6 @@ from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.tracer import Trace, trace_loss
-
-#: The name of the row of equations outside of all layers.
-OUTSIDE: Final = "(outside layers)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +141,7 @@ class _Inspector:
 
     def _outside(self) -> Iterator[Fact]:
         if None in self._costs:
-            yield Fact(family=naming.ACTIVATION, name=OUTSIDE, values=self._cost(None))
+            yield Fact(family=naming.ACTIVATION, name=naming.OUTSIDE, values=self._cost(None))
 
     def _cost(self, owner: LayerCall | None) -> dict[str, Json]:
         cost = self._costs.get(owner, Cost())

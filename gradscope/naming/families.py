@@ -33,6 +33,9 @@ AVERAGE: Final = "average"
 TENSOR: Final = "tensor"
 SLOT_PREFIX: Final = "slot"
 
+#: The name of what an inspection counts outside of all layers.
+OUTSIDE: Final = "(outside layers)"
+
 #: What the tensors of each family of fixed name are, in the order in which tables show them. `slot/<name>` is the one
 #: open family.
 MEANINGS: Final[Mapping[str, str]] = MappingProxyType(

@@ -65,14 +65,13 @@ def show(
         failures_of_run,
     )
     from gradscope.cli.printing import print_report, say
-    from gradscope.cli.running.compared_paths import target_of
+    from gradscope.cli.running.compared_paths import are_runs, target_of
     from gradscope.dump.reader import open_dump
-    from gradscope.history.folder.run_files import is_run
     from gradscope.presentation import LedgerReport, dump_report, tensor_report
     from gradscope.stats import extreme_places, find, measured
 
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
-    if is_run(dump):
+    if are_runs([dump]):
         refused = {"--diff": diff, "--ledger": ledger, "--no-fold": no_fold}
         rules = checked_alarms(check)
         overview = not full and sort is None
@@ -87,12 +86,12 @@ def show(
     if diff is not None:
         print_report(_difference(dump, diff, tensor), format_options.chosen)
         return
-    rules = checked_rules(check)
     query = selection_options.query(sort)
     with open_dump(dump, histograms=tensor is not None) as source:
         manifest = measured(source)
         places = None if tensor is None else extreme_places(source, tensor)
     del source  # what finds its tensors takes memory
+    rules = checked_rules(check)
     findings = find(manifest)
     if tensor is not None:
         report = tensor_report(str(dump), manifest, tensor, findings, places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from gradscope.dump.manifest.manifest import LedgerLine, Manifest
@@ -28,10 +28,10 @@ def checked_rules(check: str | None) -> frozenset[str]:
     Raises:
         UsageError: There is no such rule, or none is named.
     """
-    from gradscope.presentation import MAY_BE_MEANT
-    from gradscope.stats import RULES
-
-    return _checked(check, [rule.name for rule in RULES], MAY_BE_MEANT, "finding")
+    if check is None:
+        return frozenset()
+    findings, alarms = _of_dumps(), _of_runs()
+    return _checked(check, *findings, "finding", {*alarms[0], *alarms[1]}, "a training run, and this is a dump")
 
 
 def checked_alarms(check: str | None) -> frozenset[str]:
@@ -40,19 +40,40 @@ def checked_alarms(check: str | None) -> frozenset[str]:
     Raises:
         UsageError: There is no such rule, or none is named.
     """
+    if check is None:
+        return frozenset()
+    alarms, findings = _of_runs(), _of_dumps()
+    return _checked(check, *alarms, "alarm", {*findings[0], *findings[1]}, "a dump, and this is a training run")
+
+
+def _of_dumps() -> tuple[list[str], Collection[str]]:
+    """Returns the rules of findings, and the words of what may be meant."""
+    from gradscope.presentation import MAY_BE_MEANT
+    from gradscope.stats import RULES
+
+    return [rule.name for rule in RULES], MAY_BE_MEANT
+
+
+def _of_runs() -> tuple[list[str], Collection[str]]:
+    """Returns the rules of alarms and the faults of a loss, and the words of what may be meant."""
     from gradscope.history.alarms.alarm_rules import RULES
     from gradscope.history.views.learning import LOSS_FAULTS, MEANT_WORDS
 
-    return _checked(check, [*(rule.name for rule in RULES), *LOSS_FAULTS], MEANT_WORDS, "alarm")
+    return [*(rule.name for rule in RULES), *LOSS_FAULTS], MEANT_WORDS
 
 
-def _checked(check: str | None, rules: Sequence[str], words: Iterable[str], noun: str) -> frozenset[str]:
+def _checked(
+    check: str, rules: Sequence[str], words: Iterable[str], noun: str, others: Collection[str], of_others: str
+) -> frozenset[str]:
     """Returns the names of a list, with all rules in place of `all`."""
     from gradscope.cli.options.shared import listed
+    from gradscope.errors import UsageError
 
-    if check is None:
-        return frozenset()
-    names = listed(check, [*rules, *words, ALL], noun)
+    known = [*rules, *words, ALL]
+    for name in check.split(","):
+        if name.strip() in others and name.strip() not in known:
+            raise UsageError(f"there is no {noun} {name.strip()!r}", hint=f"it is said of {of_others}")
+    names = listed(check, known, noun)
     return names.union(rules) - {ALL} if ALL in names else names
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: The bytes of the largest source that is looked at: anybody may have written the dump that names it.
 _MOST_SOURCE_BYTES: Final = 16 << 20
+#: The most runs in a folder that are named.
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ def are_runs(paths: Sequence[Path]) -> bool:
     """Returns whether paths are folders of training runs.
 
     Raises:
-        UsageError: Some are, and others are not.
+        UsageError: Some are, and others are not; or one is a folder of several.
         DumpError: Some are, and another does not exist.
     """
     from gradscope.errors import DumpError, UsageError
@@ -90,6 +92,9 @@ def are_runs(paths: Sequence[Path]) -> bool:
     from gradscope.naming import printable
 
     runs = [path for path in paths if is_run(path)]
+    for path in paths:
+        if path not in runs:
+            _refuse_folder_of_runs(path)
     other = next((path for path in paths if path not in runs), None)
     if runs and other is not None:
         one, another = printable(str(runs[0])), printable(str(other))
@@ -100,6 +105,26 @@ def are_runs(paths: Sequence[Path]) -> bool:
             hint=folder_hint(other) or "compare two runs, or two dumps; a run has dumps and states in its folder",
         )
     return bool(runs)
+
+
+def _refuse_folder_of_runs(path: Path) -> None:
+    """Refuses a folder in which training runs are, beside which dumps are no steps of one."""
+    from gradscope.errors import UsageError
+    from gradscope.history.folder.run_files import is_run
+    from gradscope.naming import printable
+    from gradscope.naming.wording import counted
+
+    try:
+        inside = sorted(each.name for each in path.iterdir() if is_run(each))
+    except (OSError, ValueError):  # no folder
+        return
+    if inside:
+        shown = ", ".join(map(printable, inside[:_NAMED]))
+        more = f" and {counted(len(inside) - _NAMED, 'other')}" if len(inside) > _NAMED else ""
+        raise UsageError(
+            f"{printable(str(path))} is a folder of training runs, {shown}{more}",
+            hint=f"name one, or several: {printable(str(path / inside[0]))}",
+        )
 
 
 def refuse_for_runs(options: Mapping[str, object]) -> None:

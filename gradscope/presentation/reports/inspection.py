@@ -82,7 +82,8 @@ class InspectionReport:
 
     def _on_one_screen(self, families: Mapping[str, Sequence[Row]], screen: Screen) -> Document:
         layers = families[naming.ACTIVATION]
-        shown = Shown(title=f"Block by block ({len(layers):,} layers)", cells=COST_CELLS, ranges=_RANGES)
+        number = sum(row.name != naming.OUTSIDE for row in layers)
+        shown = Shown(title=f"Block by block ({number:,} layers)", cells=COST_CELLS, ranges=_RANGES)
         blocks = Overview(layer_tree(layers), shown, {})
         more = f"gradscope inspect {shlex.quote(self.target)} --full; a part: --families, --select, --depth"
         notes = Notes(notes=(*self._totals(), *_inputs(families.get(naming.INPUT, ())), Note(label="more", text=more)))
@@ -92,8 +93,9 @@ class InspectionReport:
 
     def _table(self, family: str, rows: Sequence[Row]) -> Table:
         columns = _COLUMNS.get(family, _ARRAYS)
+        number = sum(row.name != naming.OUTSIDE for row in rows)
         return Table(
-            title=f"{_TITLES.get(family, family)} ({len(rows):,})",
+            title=f"{_TITLES.get(family, family)} ({number:,})",
             columns=(_NAME, *columns),
             lines=tuple(_line(row, columns) for row in rows),
             in_order=self.in_order,

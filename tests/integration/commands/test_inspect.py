@@ -102,6 +102,13 @@ def test_json_has_totals_and_rows(tmp_path: Path) -> None:
     assert layers[0]["source"].startswith("model.py:")
 
 
+def test_what_is_outside_of_layers_is_none(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    shown = gradscope("inspect", "model.py", folder=tmp_path).output
+    assert "\nLayers (3)\n" in shown
+    assert "\n(outside layers)" in shown
+
+
 def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     table = csv.DictReader(gradscope("inspect", "model.py", "--format", "csv", folder=tmp_path).output.splitlines())

@@ -149,3 +149,20 @@ def test_the_same_page_is_made_in_python(folder: Path) -> None:
         gs.report(run, one)
     with pytest.raises(gs.UsageError, match="a Comparison has no candidates"):
         gs.report(gs.compare(one, two), two)
+
+
+@pytest.mark.parametrize("line", ["report .", "show .", "compare . .", "compare other run"])
+def test_a_folder_of_runs_is_refused_for_one(folder: Path, line: str) -> None:
+    run_folder(folder / "run")
+    run_folder(folder / "other" / "run")
+    done = gradscope(*line.split(), folder=folder)
+    assert (done.status, " is a folder of training runs, run" in done.errors) == (2, True)
+
+
+def test_what_is_said_of_runs_alone_is_no_finding_and_the_other_way_round(folder: Path) -> None:
+    run_folder(folder / "run")
+    for path, word, what in (("one/step_1.npz", "stuck", "a training run"), ("run", "zero-grad", "a dump")):
+        done = gradscope("show", path, "--check", word, folder=folder)
+        assert (done.status, f"hint: it is said of {what}, and this is a" in done.errors) == (2, True)
+    missing = gradscope("show", "nowhere", "--check", "climbing", folder=folder)
+    assert (missing.status, "nowhere: it cannot be opened" in missing.errors) == (3, True)
