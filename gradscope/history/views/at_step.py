@@ -62,7 +62,7 @@ def not_recorded(history: History, step: int) -> UsageError:
     """
     recorded, losses = history.step_numbers().tolist(), history.losses()
     near = sorted(sorted(recorded, key=lambda each: (abs(each - step), each))[:2])
-    hint = f"recorded {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else ""
+    hint = f"the nearest recorded {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else ""
     alarms = [alarm for alarm in history.alarms() if alarm.step == step]
     saved = next((alarm.folder for alarm in alarms if alarm.folder is not None and is_alarm_name(alarm.folder)), None)
     if saved is not None:

@@ -209,7 +209,9 @@ def test_a_step_that_only_an_alarm_has_is_answered_by_what_that_saved(run: Path,
     connection.close()
     done = gradscope("show", ".", "--step", 15, folder=run)
     assert done.status == 2
-    assert done.errors.endswith(f"step 15 was not recorded\nhint: {hint}; recorded are 10 and 20\n"), done.errors
+    assert done.errors.endswith(f"step 15 was not recorded\nhint: {hint}; the nearest recorded are 10 and 20\n"), (
+        done.errors
+    )
 
 
 def test_a_dump_has_no_steps(tmp_path: Path) -> None:

@@ -207,8 +207,8 @@ def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
             yield Note(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
         else:
             over = counted(sum(each > largest for each in needed), "row")
-            text = f"no --tol up to {largest:g}, beyond which it hides faults: {over} with a rel_l2 of up to"
-            yield Note(label="would pass", text=f"{text} {rounded_up(max(needed))}")
+            text = f"no --tol: {over} with a rel_l2 of up to {rounded_up(max(needed))}"
+            yield Note(label="would pass", text=f"{text}, and so large a one hides faults")
     if hopeless:
         yield Note(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
     if one_sided:

@@ -48,6 +48,8 @@ _LABELS: Final = {
     "jax.random.key(0) inside of it, or is given to the loss and is the same at all recorded steps of a probe: they "
     "are the same at each step, so that they regularise less, and what is sampled can be learned by heart. "
     "Hand the loss a key, and split it, or fold the number of the step into it, before each step",
+    "unjudged": "The gradients that an isolated layer computes and that the dump has nothing to judge by: the "
+    "parameter or value is used elsewhere too, and the dump has the sum of all uses. A dump with --terms has each",
     "stale": "The running averages that the loss of a training run returns beside its value, as the means and the "
     "variances of batch norms, which are given to it as they were at all recorded steps of a probe: the step drops the "
     "new ones, so that evaluation has those of the start. Let the step return them, and hand them to the loss "
