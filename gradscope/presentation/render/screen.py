@@ -6,6 +6,7 @@ could not be recovered. A style is a colour that repeats the meaning of the word
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,8 @@ def style_of_words(text: str) -> str:
 
 
 _NARROWEST_PARAGRAPH: Final = 20
+#: The index of a scope, at its end.
+_INDEX: Final = re.compile(r"(?:\[[^\[\]]*\]|_?\d+)$")
 #: The most lines of an overview, and the fewest to which a low terminal reduces it.
 _MOST_LINES: Final = 40
 _FEWEST_LINES: Final = 20
@@ -81,7 +84,27 @@ class Screen:
         return names if is_narrow(names) else list(map(self.show, names))
 
     def elide(self, text: str, width: int) -> str:
-        """Returns the text in at most `width` columns, without its middle."""
+        """Returns the text in at most `width` columns: a path without the middles of its scopes, others without theirs.
+
+        A scope keeps its index, `block[3]` or `block_3`.
+        """
+        if cell_len(text) <= width:
+            return text
+        parts = text.split("/")
+        # What a tensor is stands first, and which one last.
+        for whole in ({0, len(parts) - 1}, {len(parts) - 1}) if len(parts) > 2 else ():
+            for longest in range(width, len(self.ellipsis) + 1, -1):
+                short = (part if at in whole else self._scope(part, longest) for at, part in enumerate(parts))
+                if cell_len(path := "/".join(short)) <= width:
+                    return path
+        return self._elided(text, width)
+
+    def _scope(self, part: str, width: int) -> str:
+        index = _INDEX.search(part)
+        start = len(part) if index is None else index.start()
+        return self._elided(part[:start], width) + part[start:]
+
+    def _elided(self, text: str, width: int) -> str:
         # Names differ at their ends.
         if cell_len(text) <= width:
             return text
