@@ -93,7 +93,9 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     (`jax.disable_jit`), else up to the rounding of fusions. `fun` is traced, as under `jit`: what is differentiated are
     tracers in it, and so is what `jax.numpy` computes; its control flow cannot depend on the elements of these. Arrays
     of JAX that are not differentiated are traced, too, unless `fun` needs their elements: it is then called again, with
-    them as they are. Other arguments are passed as they are.
+    them as they are. Other arguments are passed as they are. Modules of Flax NNX that have variables beside their
+    parameters are differentiated as by `nnx.value_and_grad`: they keep what `fun` makes of these, and the gradients are
+    the state of the parameters.
 
     Args:
         fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.
@@ -121,7 +123,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         TypeError: `fun` cannot be called, `argnums` is not a position; from the function returned: an argument or the
             value cannot be differentiated.
         UsageError: A family is not observed, a pattern is not one, there is no such `observe` or `tier`, `tier` is not
-            of statistics, or `depth` is not positive; from the function returned: a pattern selects nothing.
+            of statistics, or `depth` is not positive; from the function returned: a pattern selects nothing, or such a
+            module is among several arguments that are differentiated.
         NotImplementedError: `reduce_axes` names something.
 
     Example:
