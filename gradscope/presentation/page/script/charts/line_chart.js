@@ -118,10 +118,17 @@ export class LineChart {
     return value > 0 ? value : Number.isFinite(floor) ? floor / BELOW : null;
   }
 
+  /** Where zeros are on a logarithmic axis; null where there are none. @param {number} floor */
+  zero(floor) {
+    const found = this.parts.logarithmic && Number.isFinite(floor) && this.parts.lines.some((line) => line.values.some((value) => isKnown(value) && value <= 0));
+    return found ? floor / BELOW : null;
+  }
+
   /** @param {number} width @param {number} floor @param {(number | null | undefined)[][]} values @returns {uPlot.Options} */
   options(width, floor, values) {
     const { lines, logarithmic, names, across, up, reach } = this.parts;
     const axis = { stroke: colour("text"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
+    const zero = this.zero(floor);
     const points = (this.parts.positions.length || 1) < 60;
     const onlyPoints = (/** @type {uPlot} */ _plot, /** @type {number} */ series) => (points ? null : lonely(values[series - 1] ?? []));
     return {
@@ -137,7 +144,7 @@ export class LineChart {
       ],
       axes: [
         { ...axis, label: across, labelSize: ROW, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
-        { ...axis, label: up, labelSize: ROW, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
+        { ...axis, label: up, labelSize: ROW, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => (value === zero ? "0" : tick(value, logarithmic))), ...(logarithmic ? { splits: (_plot, _axis, low, high) => (zero === null ? places(low, high) : [zero, ...places(low, high).filter((at) => at >= floor)]), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
         setCursor: [(plot) => this.showAt(plot.cursor.idx ?? null)],
