@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -89,20 +89,21 @@ def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
 
 
 def stateful_call(
-    function: Callable[..., Any], args: Sequence[Any], *, differentiated: int, has_aux: bool
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, differentiated: int, has_aux: bool
 ) -> StatefulCall | None:
     """Returns the call of a function of NNX modules with state that carries this; None for other arguments.
 
     Args:
         function: The function.
         args: Its arguments by position.
+        kwargs: Those by name.
         differentiated: The position of the one that is differentiated.
         has_aux: Whether the function returns a pair of its value and an auxiliary output.
     """
     if "flax.nnx" not in sys.modules:
         return None
     of_nnx = import_module("gradscope.frameworks.flax.nnx_state")
-    return of_nnx.stateful_call(function, args, differentiated=differentiated, has_aux=has_aux)
+    return of_nnx.stateful_call(function, args, kwargs, differentiated=differentiated, has_aux=has_aux)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from gradscope.capturing.execution.function_call import positions
 from gradscope.errors import UsageError
 from gradscope.frameworks.detect import stateful_call
+from gradscope.frameworks.modules.calling import StatefulCall
 from gradscope.tracing.leaves import Leaf
 
 #: The collection of parameters among those of a module.
@@ -73,34 +74,33 @@ class Signature:
 
 
 def of_modules(
-    function: Callable[..., Any], signature: Signature, args: Sequence[Any]
-) -> tuple[Callable[..., Any], Signature, Sequence[Any], Callable[[Any], Any]]:
-    """Returns the function, how it is differentiated and its arguments, so that modules with state keep its changes.
+    function: Callable[..., Any], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[StatefulCall, Signature]:
+    """Returns a call so that modules with state keep its changes, and how its function is differentiated.
 
     Args:
         function: The function.
         signature: How it is differentiated.
         args: Its arguments by position.
+        kwargs: Those by name.
 
     Returns:
-        These three, as they are where there is no such module, and what makes of the value and the gradients those of
-        the function.
+        The call, that of the function itself where there is no such module, and its signature.
 
     Raises:
         UsageError: There is such a module, and several arguments are differentiated.
     """
     at = positions(signature.argnums, len(args))
-    call = stateful_call(function, args, differentiated=at[0], has_aux=signature.has_aux)
+    call = stateful_call(function, args, kwargs, differentiated=at[0], has_aux=signature.has_aux)
     if call is None:
-        return function, signature, args, _as_it_is
+        return StatefulCall(function, args, kwargs, has_state=False, restored=_as_it_is), signature
     if not isinstance(signature.argnums, int):
         raise UsageError(
             "a module of NNX that has running averages or random streams is among several arguments that are "
             "differentiated (argnums)",
             hint="hand over those that are differentiated as one, a tuple of modules",
         )
-    signature = replace(signature, has_aux=True, has_state=call.has_state)
-    return call.function, signature, call.args, call.restored
+    return call, replace(signature, has_aux=True, has_state=call.has_state)
 
 
 def _as_it_is(out: Any) -> Any:

@@ -59,18 +59,18 @@ def observing_value_and_grad(
 
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
-        of_arrays, how, given, restored = of_modules(function, signature, args)
-        differentiated = positions(how.argnums, len(given))
-        call = Call(of_arrays, given, kwargs, differentiated, is_jax_array)
+        own, how = of_modules(function, signature, args, kwargs)
+        differentiated = positions(how.argnums, len(args))
+        call = Call(own.function, own.args, own.kwargs, differentiated, is_jax_array)
         try:
-            out, seen = observed(call, of_arrays, how)
+            out, seen = observed(call, own.function, how)
         except _NEEDS_ELEMENTS:
             if all(map(is_traced, jax.tree_util.tree_leaves(call.batch))):
                 raise
             # JAX differentiates such a function, too: outside of `jit` it sees the elements of these arrays.
-            call = Call(of_arrays, given, kwargs, differentiated, is_traced)
-            out, seen = observed(call, of_arrays, how)
-        return restored(out), seen
+            call = Call(own.function, own.args, own.kwargs, differentiated, is_traced)
+            out, seen = observed(call, own.function, how)
+        return own.restored(out), seen
 
     def observed(call: Call, function: Callable[..., Any], signature: Signature) -> tuple[tuple[Any, Any], Seen]:
         leaves = _leaves(call, signature)

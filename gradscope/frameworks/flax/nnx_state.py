@@ -19,41 +19,48 @@ from gradscope.frameworks.modules.calling import StatefulCall
 
 
 def stateful_call(
-    function: Callable[..., Any], args: Sequence[Any], *, differentiated: int, has_aux: bool
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, differentiated: int, has_aux: bool
 ) -> StatefulCall | None:
     """Returns the call of a function of modules that have more than parameters; None for other arguments.
 
     Args:
         function: The function.
         args: Its arguments by position.
+        kwargs: Those by name.
         differentiated: The position of the one that is differentiated.
         has_aux: Whether the function returns a pair of its value and an auxiliary output.
     """
-    states = {at: nnx.split(arg) for at, arg in enumerate(args) if _has_module(arg)}
+    arguments = {**dict(enumerate(args)), **kwargs}
+    states = {at: nnx.split(arg) for at, arg in arguments.items() if _has_module(arg)}
     collections = {at: _collections(state) for at, (_, state) in states.items()}
     if not any(found.keys() - {PARAMS} for found in collections.values()):
         return None
     has_state = bool(collections.get(differentiated, {}).keys() - {PARAMS})
-    given = [collections[at] if has_state and at == differentiated else arg for at, arg in enumerate(args)]
+    if not has_state:  # left to JAX, as a module of parameters
+        states.pop(differentiated, None)
+    # Their states in place of the modules: what modules share is in them once.
+    given = arguments | {at: state for at, (_, state) in states.items()}
+    given |= {differentiated: collections[differentiated]} if has_state else {}
 
     @functools.wraps(function, updated=())
-    def of_collections(*taken: Any, **kwargs: Any) -> tuple[Any, tuple[Any, dict[int, Any]]]:
-        copies = {
-            at: _copy(graph, _joined(taken[at]) if at == differentiated and has_state else nnx.state(taken[at]))
-            for at, (graph, _) in states.items()
-        }
+    def of_states(*positional: Any, **named: Any) -> tuple[Any, tuple[Any, dict[int | str, Any]]]:
+        taken = {**dict(enumerate(positional)), **named}
+        of_modules = {at: _state(taken[at]) for at in states}
+        copies = {at: nnx.merge(graph, of_modules[at], copy=True) for at, (graph, _) in states.items()}  # of this trace
         before = {at: _values(copy) for at, copy in copies.items()}
-        out = function(*(copies.get(at, arg) for at, arg in enumerate(taken)), **kwargs)
+        taken |= copies
+        out = function(*(taken[at] for at in range(len(positional))), **{name: taken[name] for name in named})
         value, aux = out if has_aux else (out, None)
         return value, (aux, {at: _changed(copy, before[at]) for at, copy in copies.items()})
 
     def restored(out: Any) -> Any:
         (value, (aux, changes)), gradients = out
         for at, changed in changes.items():
-            nnx.update(args[at], changed)
+            nnx.update(arguments[at], changed)
         return (value, aux) if has_aux else value, gradients[PARAMS] if has_state else gradients
 
-    return StatefulCall(of_collections, given, has_state, restored)
+    by_position, by_name = [given[at] for at in range(len(args))], {name: given[name] for name in kwargs}
+    return StatefulCall(of_states, by_position, by_name, has_state, restored)
 
 
 def _has_module(arg: Any) -> bool:
@@ -69,12 +76,11 @@ def _collections(state: Any) -> dict[str, Any]:
     return {name: nnx.from_flat_state(each) for name, each in found.items()}
 
 
-def _copy(graph: Any, state: Any) -> Any:
-    return nnx.merge(graph, state, copy=True)  # of this trace: variables of the one around it cannot be changed
-
-
-def _joined(collections: Mapping[str, Any]) -> Any:
-    return nnx.from_flat_state([each for state in collections.values() for each in nnx.to_flat_state(state)])
+def _state(given: Any) -> Any:
+    """Returns the state that is given of a module: as one, or by collection."""
+    if isinstance(given, nnx.State):
+        return given
+    return nnx.from_flat_state([each for state in given.values() for each in nnx.to_flat_state(state)])
 
 
 def _values(module: Any) -> dict[Any, Any]:

@@ -138,14 +138,16 @@ class StatefulCall(NamedTuple):
     """A `StatefulCall` is a call of a function of modules that takes one as its collections, and returns all changes.
 
     Attributes:
-        function: Takes the collections of the module that is differentiated in its place; returns its value, and its
-            auxiliary output with the changes of each module.
-        args: The arguments.
+        function: Takes the states of modules in their place, that of the one that is differentiated by collection;
+            returns its value, and its auxiliary output with the changes of each module.
+        args: The arguments by position.
+        kwargs: Those by name.
         has_state: Whether the differentiated argument is such collections, of which `params` alone is differentiated.
         restored: Makes of the function's output and its gradients those of the original one, and changes the modules.
     """
 
     function: Callable[..., Any]
     args: Sequence[Any]
+    kwargs: Mapping[str, Any]
     has_state: bool
     restored: Callable[[Any], Any]

@@ -157,8 +157,8 @@ class Probe:
 
         @functools.wraps(fun, updated=())
         def observed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            function, how, given, restored = of_modules(fun, signature, args)
-            return restored(current("value_and_grad").value_and_grad(function, how, given, kwargs))
+            own, how = of_modules(fun, signature, args, kwargs)
+            return own.restored(current("value_and_grad").value_and_grad(own.function, how, own.args, own.kwargs))
 
         return observed
 

@@ -108,9 +108,10 @@ class Noisy(nnx.Module):
         self.linear = nnx.Linear(4, 4, rngs=rngs)
         self.norm = nnx.BatchNorm(4, rngs=rngs)
         self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.again = self.norm  # shared
 
     def __call__(self, x: Any) -> Any:
-        return self.drop(self.norm(self.linear(x)))
+        return self.again(self.drop(self.norm(self.linear(x))))
 
 
 class _Loop(NamedTuple):
@@ -177,14 +178,18 @@ def test_running_averages_and_random_streams_go_on_as_with_nnx(loss: Any, made: 
     assert recorded == {"kernel", "bias", "scale"}
 
 
-def test_a_module_that_is_not_differentiated_keeps_its_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_module_that_is_not_differentiated_keeps_its_changes(by_name: bool, tmp_path: Path) -> None:
     def loop(value_and_grad: Any, jit: Any) -> Any:
         net, teacher = Block(nnx.Rngs(0)), Noisy(nnx.Rngs(1))
         graph, state = nnx.split((net, teacher))
 
         def step(state: Any, x: Any) -> Any:
             net, teacher = nnx.merge(graph, state)
-            value, _ = value_and_grad(of_two)(net, x, teacher)
+            more = (
+                ((), {"teacher": teacher}) if by_name and value_and_grad is not nnx.value_and_grad else ((teacher,), {})
+            )
+            value, _ = value_and_grad(of_two)(net, x, *more[0], **more[1])
             return nnx.state((net, teacher)), value
 
         jitted = jit(step)
@@ -207,7 +212,7 @@ def test_value_and_grad_changes_the_module_and_returns_the_state_of_the_gradient
     assert isinstance(grads, nnx.State)
     assert_same(grads, expected_grads)
     assert {key for key in seen if key.startswith("param_grad/")} == {
-        f"param_grad/{name}" for name in ("linear/kernel", "linear/bias", "norm/scale", "norm/bias")
+        f"param_grad/{name}" for name in ("linear/kernel", "linear/bias", "again/scale", "again/bias")
     }
 
 

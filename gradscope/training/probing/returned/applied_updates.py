@@ -48,8 +48,10 @@ def new_params(params: Any, names: Any, given: Mapping[str, Any], returned: Any)
     if len(own) != 1 or len(before) != len(after):
         return []
     after.insert(0, after.pop(own[0]))
-    of_leaves = jax.tree_util.tree_leaves(names)
-    return [dict(zip(of_leaves, jax.tree_util.tree_leaves(tree), strict=True)) for tree in after]
+    of_leaves, trees = jax.tree_util.tree_leaves(names), list(map(jax.tree_util.tree_leaves, after))
+    if any(len(tree) != len(of_leaves) for tree in trees):  # with leaves that are no arrays
+        return []
+    return [dict(zip(of_leaves, tree, strict=True)) for tree in trees]
 
 
 def _are(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
