@@ -26,6 +26,9 @@ _FEWEST: Final = 3
 #: moves by that, as shares of the update.
 _APART: Final = 0.1
 _NEAR: Final = 0.02
+#: The most elements of a parameter that are looked at, all over it: passes over all of them would cost a step of a
+#: small batch half as much again.
+_LOOKED_AT: Final = 4096
 #: The most names of parameters in a sentence.
 _NAMED: Final = 3
 
@@ -70,6 +73,8 @@ def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
         The three, float32[3]; the distances are shares of the norm of the update, without the rounding of the sum. Of
         an update of zeros, by which nothing moves, the first is 0 and the others are negative.
     """
+    strides = _strides(param.shape)
+    param, update, *new = (jax.lax.slice(each, [0] * each.ndim, each.shape, strides) for each in (param, update, *new))
     wide = jnp.promote_types(param.dtype, jnp.float32)
     update = update.astype(wide)
     size = jnp.square(jnp.abs(update)).sum()
@@ -89,6 +94,14 @@ def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
         found.append(jnp.stack([factor, *distances]).astype(jnp.float32))
     stacked = jnp.nan_to_num(jnp.stack(found))  # a probe stops no program that looks for NaN
     return stacked[jnp.argmin(stacked[:, 1])]
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Returns the distances along each axis at which so many elements are taken as are looked at."""
+    strides = [1] * len(shape)
+    while math.prod(counts := [-(-size // stride) for size, stride in zip(shape, strides, strict=True)]) > _LOOKED_AT:
+        strides[counts.index(max(counts))] *= 2
+    return strides
 
 
 class Misapplied:

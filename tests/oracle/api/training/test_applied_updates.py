@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
+from gradscope.training.probing.returned.applied_updates import moves
 from tests.support.data import drawn
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -129,3 +130,13 @@ def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_loops_whose_parameters_move_by_their_updates(loop: dict[str, Any], tmp_path: Path) -> None:
     assert faults(tmp_path, **loop) == []
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (9000,), (300, 40), (2, 3, 5000), (70, 70, 9)])
+def test_elements_all_over_a_large_parameter_are_looked_at(shape: tuple[int, ...]) -> None:
+    param, update = drawn(0, *shape), drawn(1, *shape)
+    factor, apart, left = moves(param, update, [param + 2 * update])
+    assert (float(factor), float(apart), float(left)) == pytest.approx((2, 1, 0), abs=1e-3)
+    half = jnp.arange(update.size).reshape(shape) >= update.size // 2
+    _, apart, _ = moves(param, update, [jnp.where(half, param + update, param)])
+    assert float(apart) == pytest.approx(0.7, abs=0.1) or update.size <= 3
