@@ -63,6 +63,28 @@ def parts_of(
             yield key_of(row.family, row.name)
 
 
+def scopes_before(
+    rows: Sequence[ComparisonRow], first: ComparisonRow, ref: Program, cand: Program
+) -> tuple[ComparisonRow, ...]:
+    """Returns the outputs of layers with parts, without a counterpart, that a value is computed from.
+
+    Where other values are added up before a layer than in the other program, the code that does is inside of these.
+
+    Args:
+        rows: All rows.
+        first: The row of the value.
+        ref: The program of the reference.
+        cand: The program of the candidate.
+    """
+    programs = dict(zip(_ALONE, (ref, cand), strict=True))
+    parents = {status: {layer.parent for layer in each.layers} for status, each in programs.items()}
+    made = {
+        status: {name for layer in each.layers if layer.path in parents[status] for name in layer.outputs}
+        for status, each in programs.items()
+    }
+    return tuple(row for row in unpaired_before(rows, first, ref, cand) if row.name in made[row.status])
+
+
 class _Makers:
     """_Makers finds the layers that made a value in both programs, or the gradient with respect to it.
 

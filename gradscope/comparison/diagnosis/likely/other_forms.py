@@ -21,9 +21,9 @@ from gradscope.comparison.diagnosis.likely.dropouts import dropout_in_words
 from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
+from gradscope.comparison.diagnosis.likely.layers.functions.read_forms import ReadForms
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import PartOrders
-from gradscope.comparison.diagnosis.likely.layers.kernels.read_forms import ReadForms
 from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads

@@ -4,6 +4,5 @@
 - `kernel_uses`: how a layer uses its kernel.
 - `part_orders`: layers that add the parts of a bias to the products of other parts of a kernel.
 - `scaled_reads`: what layers read that scale and shift a value first.
-- `read_forms`: dense layers that read two forms of one function, within the tolerance.
 - `sampled_products`: some elements of the products of a kernel.
 """

@@ -196,18 +196,25 @@ def _stream(*, of_port: bool, share: float = 0.5, fault: str = "") -> Dump:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "first", "words"),
     [
-        ({"fault": "left out"}, "it reads `t/mixed`, and the reference `embed` + `t/mixed`"),
-        ({"share": 1.0}, "it reads `c/dense` besides 2 other terms, and the reference 0.50 times `c/dense` besides"),
+        (
+            {"fault": "left out"},
+            "`TokenMixing_0`, only in the candidate, and next at `first` (",
+            "it reads `t/mixed`, and the reference `embed` + `t/mixed`",
+        ),
+        (
+            {"share": 1.0},
+            "`ChannelMixing_0`, only in the candidate, and next at `second` (",
+            "it reads `c/dense` besides 2 other terms, and the reference 0.50 times `c/dense` besides",
+        ),
     ],
 )
 def test_the_terms_of_a_stream_are_told_that_only_one_program_has_scopes_around(
-    fault: dict[str, Any], words: str
+    fault: dict[str, Any], first: str, words: str
 ) -> None:
     reference = _stream(of_port=False)
     assert gs.compare(reference, _stream(of_port=True)).verdict == "same"
     sentence = gs.compare(reference, _stream(of_port=True, **fault)).sentence
-    first = "first" if "fault" in fault else "second"
-    assert sentence.startswith(f"Forward first differs at `{first}` ("), sentence
+    assert sentence.startswith(f"Forward first differs at {first}"), sentence
     assert words in sentence
