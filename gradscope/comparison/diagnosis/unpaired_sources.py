@@ -66,9 +66,10 @@ def parts_of(
 def scopes_before(
     rows: Sequence[ComparisonRow], first: ComparisonRow, ref: Program, cand: Program
 ) -> tuple[ComparisonRow, ...]:
-    """Returns the outputs of layers with parts, without a counterpart, that a value is computed from.
+    """Returns the outputs of layers with parts, without a counterpart, that a norm is computed from.
 
-    Where other values are added up before a layer than in the other program, the code that does is inside of these.
+    Where others are added up before a norm than in the other program, the code that does is inside of these. A kernel
+    shows what its layer reads, which a function right before it may make: of a layer with one, there are none.
 
     Args:
         rows: All rows.
@@ -76,7 +77,10 @@ def scopes_before(
         ref: The program of the reference.
         cand: The program of the candidate.
     """
-    programs = dict(zip(_ALONE, (ref, cand), strict=True))
+    programs, makers = dict(zip(_ALONE, (ref, cand), strict=True)), _Makers(ref, cand).of(first)
+    own = [layer for status, each in programs.items() for layer in each.layers if layer.path in makers[status]]
+    if not any(layer.params and {*layer.params} == {*layer.elementwise} for layer in own):
+        return ()
     parents = {status: {layer.parent for layer in each.layers} for status, each in programs.items()}
     made = {
         status: {name for layer in each.layers if layer.path in parents[status] for name in layer.outputs}
