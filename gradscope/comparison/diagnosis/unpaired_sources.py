@@ -79,7 +79,7 @@ def scopes_before(
     """
     programs, makers = dict(zip(_ALONE, (ref, cand), strict=True)), _Makers(ref, cand).of(first)
     own = [layer for status, each in programs.items() for layer in each.layers if layer.path in makers[status]]
-    if not any(layer.params and {*layer.params} == {*layer.elementwise} for layer in own):
+    if not any({*layer.params[:1]} & {*layer.elementwise} for layer in own):  # the first of a norm is its scale
         return ()
     parents = {status: {layer.parent for layer in each.layers} for status, each in programs.items()}
     made = {
