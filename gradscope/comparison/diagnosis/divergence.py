@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.unpaired_sources import COMPARABLE, Program, parts_of, unpaired_before
+from gradscope.comparison.diagnosis.unpaired_sources import (
+    COMPARABLE,
+    Program,
+    parts_of,
+    scopes_before,
+    unpaired_before,
+)
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_among, sources_of
@@ -20,6 +26,10 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
+
+
+#: How the clause begins about a layer that reads other values than its counterpart.
+_READS: Final = "reads "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +124,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
 
     backward = divergence.backward
     unpaired, gradients = (
-        () if row is None or row.explained else unpaired_before(rows, row, ref, cand)
-        for row in (divergence.forward, backward)
+        () if row is None else _alone_before(rows, row, ref, cand) for row in (divergence.forward, backward)
     )
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
@@ -130,6 +139,15 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
     )
+
+
+def _alone_before(
+    rows: Sequence[ComparisonRow], first: ComparisonRow, ref: Program, cand: Program
+) -> tuple[ComparisonRow, ...]:
+    """Returns the rows without a counterpart that may have made a difference, before the value or gradient has it."""
+    if not first.explained:
+        return unpaired_before(rows, first, ref, cand)
+    return scopes_before(rows, first, ref, cand) if first.likely.startswith(_READS) else ()
 
 
 def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Program) -> tuple[str, ...]:

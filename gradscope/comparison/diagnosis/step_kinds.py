@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import MOST_ELEMENTS
 
 #: The relative error up to which a value is that of an operation.
@@ -40,6 +40,23 @@ _OF_WINDOWS: Final[Mapping[str, Callable[[Array, tuple[int, ...]], Array]]] = Ma
 })  # fmt: skip
 
 
+#: Both halves of the channels of a value, along its first axis, by their words.
+_HALVES: Final[Mapping[tuple[str, str], Callable[[Array], tuple[Array, Array]]]] = MappingProxyType({
+    ("first half", "second"): lambda x: (x[: len(x) // 2], x[len(x) // 2 :]),
+    ("second half", "first"): lambda x: (x[len(x) // 2 :], x[: len(x) // 2]),
+    ("even elements", "odd"): lambda x: (x[::2], x[1::2]),
+    ("odd elements", "even"): lambda x: (x[1::2], x[::2]),
+})  # fmt: skip
+
+#: What one half may be multiplied by, the other one in braces.
+_GATES: Final[Mapping[str, Elementwise]] = MappingProxyType({
+    "": np.ones_like,
+    " times the {}": np.copy,
+    **{f" times the {name} of the {{}}": ELEMENTWISE[name]
+       for name in ("sigmoid", "silu", "gelu by tanh", "gelu by erf", "relu", "tanh", "hard_sigmoid")},
+})  # fmt: skip
+
+
 class Operation(NamedTuple):
     """Operation has what a step computes, in words, and the function that computes it."""
 
@@ -55,7 +72,7 @@ def recognised(read: Array, value: Array) -> Iterator[tuple[Operation, list[Oper
         value: What it computes.
     """
     limit = _ROUNDING * float(np.linalg.norm(value))
-    for kind in (_functions(read, value), _reductions(read, value), _orders(read, value)):
+    for kind in (_functions(read, value), _reductions(read, value), _orders(read, value), _gates(read, value)):
         found = [each for each in kind if np.linalg.norm(each.apply(read) - value) <= limit]
         if found:
             yield found[0], [each for each in kind if each not in found]
@@ -190,6 +207,25 @@ def _orders(read: Array, value: Array) -> list[Operation]:
         return []
     orders = itertools.permutations(range(1, read.ndim))
     return [Operation(f"order of axes {[0, *order]}", partial(_ordered, (0, *order), value.shape)) for order in orders]
+
+
+def _gates(read: Array, value: Array) -> list[Operation]:
+    """Returns what gates make of halves of the channels, of which one is multiplied by a function of the other."""
+    if read.ndim != value.ndim or read.size > MOST_ELEMENTS:
+        return []
+    cut = [axis for axis, (own, made) in enumerate(zip(read.shape, value.shape, strict=True)) if own != made]
+    if len(cut) != 1 or read.size != 2 * value.size:
+        return []
+    return [
+        Operation(f"{one}{words.format(other)}", partial(_gated, cut[0], halves, function))
+        for (one, other), halves in _HALVES.items()
+        for words, function in _GATES.items()
+    ]
+
+
+def _gated(axis: int, halves: Callable[[Array], tuple[Array, Array]], function: Elementwise, read: Array) -> Array:
+    one, other = halves(np.moveaxis(read, axis, 0))
+    return np.moveaxis(one * function(other), 0, axis)
 
 
 def _ordered(axes: tuple[int, ...], shape: tuple[int, ...], read: Array) -> Array:

@@ -63,6 +63,32 @@ def parts_of(
             yield key_of(row.family, row.name)
 
 
+def scopes_before(
+    rows: Sequence[ComparisonRow], first: ComparisonRow, ref: Program, cand: Program
+) -> tuple[ComparisonRow, ...]:
+    """Returns the outputs of layers with parts, without a counterpart, that a norm is computed from.
+
+    Where others are added up before a norm than in the other program, the code that does is inside of these. A kernel
+    shows what its layer reads, which a function right before it may make: of a layer with one, there are none.
+
+    Args:
+        rows: All rows.
+        first: The row of the value.
+        ref: The program of the reference.
+        cand: The program of the candidate.
+    """
+    programs, makers = dict(zip(_ALONE, (ref, cand), strict=True)), _Makers(ref, cand).of(first)
+    own = [layer for status, each in programs.items() for layer in each.layers if layer.path in makers[status]]
+    if not any({*layer.params[:1]} & {*layer.elementwise} for layer in own):  # the first of a norm is its scale
+        return ()
+    parents = {status: {layer.parent for layer in each.layers} for status, each in programs.items()}
+    made = {
+        status: {name for layer in each.layers if layer.path in parents[status] for name in layer.outputs}
+        for status, each in programs.items()
+    }
+    return tuple(row for row in unpaired_before(rows, first, ref, cand) if row.name in made[row.status])
+
+
 class _Makers:
     """_Makers finds the layers that made a value in both programs, or the gradient with respect to it.
 

@@ -174,14 +174,16 @@ def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayou
 def plainly_arranged(array: Array, shape: Shape) -> Array | None:
     """Returns an array in another shape, with its axes merged, split or moved; None where several ways give that shape.
 
-    Axes are merged or split in their order, as positions of an image are: of the ways with a transpose beside, none is
-    as usual.
+    Axes are merged or split in their order, as positions of an image are, of which channels are moved behind or before
+    the space at most.
     """
     if array.size != math.prod(shape):
         return None
     if _refines(array.shape, shape) or _refines(shape, array.shape):
         return array.reshape(shape)
-    if array.ndim != len(shape) or array.ndim > _MOST_AXES:
+    if array.ndim != len(shape):
+        return next(_with_channels_moved(array, shape), None)
+    if array.ndim > _MOST_AXES:
         return None
     ways = [axes for axes in permutations(range(array.ndim)) if _ordered(array.shape, axes) == shape]
     return array.transpose(ways[0]) if len(ways) == 1 else None
@@ -202,7 +204,18 @@ def usually_arranged(array: Array, shape: Shape) -> list[Array]:
         first, *space, last = range(array.ndim)
         ways = dict.fromkeys(((first, *space[1:], last, space[0]), (first, last, *space)))
         found += [array.transpose(axes) for axes in ways if _ordered(array.shape, axes) == shape]
+    elif plain is not None and array.ndim != len(shape):
+        found += _with_channels_moved(array, shape)
     return found
+
+
+def _with_channels_moved(array: Array, shape: Shape) -> Iterator[Array]:
+    """Yields an image with its channels moved behind or before its space, whose positions are merged or split then."""
+    first, *rest = range(max(array.ndim, 1))
+    for axes in ((first, *rest[1:], *rest[:1]), (first, *rest[-1:], *rest[:-1])) if len(rest) > 1 else ():
+        turned = _ordered(array.shape, axes)
+        if _refines(turned, shape) or _refines(shape, turned):
+            yield array.transpose(axes).reshape(shape)
 
 
 def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:

@@ -21,6 +21,7 @@ from gradscope.comparison.diagnosis.likely.dropouts import dropout_in_words
 from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import FunctionDifferences
+from gradscope.comparison.diagnosis.likely.layers.functions.read_forms import ReadForms
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import PartOrders
 from gradscope.comparison.diagnosis.likely.layers.norms.evaluated_norms import EvaluatedNorms
@@ -84,7 +85,7 @@ def with_other_forms(
     norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells, functions = CellDifferences.of_both(dumps), FunctionDifferences(dumps)
     unpaired, reductions = UnpairedVectors(dumps, matches), ReductionDifferences(dumps, matches)
-    others = OtherParameters(dumps, matches)
+    others, reads = OtherParameters(dumps, matches), ReadForms(dumps)
     kernels, parts = KernelDifferences(dumps, matches, unpaired), PartOrders(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
@@ -96,6 +97,8 @@ def with_other_forms(
         }
         row = rows[match.ref]
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
+        if not words and row.status == "same" and makes_error(row):
+            words = reads.words(match, norms.read_by(match), as_float(row.metrics["rel_l2"]))
         if not words and row.status == "different":
             before = norms.read_by(match)
             words = functions.words(match, before) or _of_cells(dumps, cells, match) or orders.words(match, before)

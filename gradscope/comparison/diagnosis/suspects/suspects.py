@@ -69,7 +69,8 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     if turned is not None and blame.origin is None:
         return replace(blame, suspects=(turned,))
     if blame.origin is not None or (divergence.forward is not None and divergence.forward.explained):
-        return blame
+        around = blame.unpaired if blame.origin is None else ()
+        return replace(blame, suspects=around, made_before=bool(around))
     if divergence.forward is None:
         found = backward_suspects(dumps, rows, divergence.backward, blame)
         return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)

@@ -100,9 +100,10 @@ class _Inference:
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
         related = _RelatedPairs(self._dumps, self._search, found, transposed)
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
-        known |= self._gradients_as_values([match for match in found if match not in known], known)
         use = LayoutUse(self._dumps, self._search, matches)
         known = use.borne_out(known, related.usual)
+        known |= related.voted(match for match in found if match not in known)
+        known |= self._gradients_as_values([match for match in found if match not in known], known)
         every = transposed | known
         unproven = {
             each for each in every if self._unproven(each, every, related) and not use.agrees_behind(each, known)
@@ -213,7 +214,8 @@ class _RelatedPairs:
                 undecided[_group(dumps, match)].update(filter(None, map(pure_axes, agreeing)))
         known = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
         self._usual = {group: likeliest_axes(each) for group, each in undecided.items() if group not in groups} | known
-        self._usual |= {group: axes.most_common(1)[0][0] for group, axes in groups.items() if group[0] == ACTIVATION}
+        self._votes = {rank: axes.most_common() for (family, rank), axes in groups.items() if family == ACTIVATION}
+        self._usual |= {(ACTIVATION, rank): votes[0][0] for rank, votes in self._votes.items()}
         self.implied = frozenset(self._implied())
         self._usual = {(ACTIVATION, len(axes)): axes for axes in self.implied} | self._usual
 
@@ -246,6 +248,17 @@ class _RelatedPairs:
         found = next((each for each in among if pure_axes(each) == axes), None) if axes is not None else None
         layout = self._by_shapes.get(both_shapes(self._dumps, match))
         return layout if found is None and layout in among else found
+
+    def voted(self, matches: Iterable[Match]) -> Iterator[tuple[Match, AxisLayout]]:
+        """Yields outputs whose values agree in no layout, with that of the most activations which their shapes allow.
+
+        A program that has its convolutions along time in one order of axes, and its dense layers in another, has two.
+        """
+        for match in (each for each in matches if _family(each) in _OUTPUTS and not self._found[each]):
+            possible = {pure_axes(each): each for each in self._search.possible(match.ref, match.cand)}
+            votes = (axes for axes, _ in self._votes.get(_group(self._dumps, match)[1], ()))
+            if (axes := next((each for each in votes if each in possible), None)) is not None:
+                yield match, possible[axes]
 
     def _implied(self) -> Iterator[tuple[int, ...]]:
         """Yields the orders of the axes of activations that the kernels of convolutions imply."""

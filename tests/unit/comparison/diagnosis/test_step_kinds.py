@@ -33,6 +33,9 @@ def _windows(start: float, function: Any) -> Any:
         (IMAGE[:, -1], "last", "first", IMAGE[:, 0]),
         (IMAGE.reshape(3, -1), "order of axes [0, 1, 2, 3]", "order of axes [0, 3, 1, 2]",
          IMAGE.transpose(0, 3, 1, 2).reshape(3, -1)),
+        (IMAGE[:, :2] * np.asarray(jax.nn.sigmoid(IMAGE[:, 2:])), "first half times the sigmoid of the second",
+         "second half times the sigmoid of the first", IMAGE[:, 2:] * np.asarray(jax.nn.sigmoid(IMAGE[:, :2]))),
+        (IMAGE[:, :, 3:] * IMAGE[:, :, :3], "first half times the second", "odd elements", IMAGE[:, :, 1::2]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip

@@ -80,3 +80,44 @@ def test_a_layer_with_another_order_of_axes_than_the_others_is_compared_as_it_is
     assert first.name == "mix"
     one, other = reference["activation/mix"], candidate["activation/mix"]
     assert first.metrics["rel_l2"] == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-4)
+
+
+def _along_time(*, channels_last: bool, padding: tuple[int, int] = (1, 1)) -> Dump:
+    """Two convolutions along time between dense layers, which have their channels last in both programs."""
+    draw = np.random.default_rng(5).normal
+    steps, width = 7, 4
+    numbers = ("NWC", "WIO", "NWC") if channels_last else ("NCW", "OIW", "NCW")
+    shapes = {"d1": (width, width), "d2": (width, width), "c1": (6, width, 3), "c2": (width, 6, 3)}
+    shapes |= {"d3": (width, width), "d4": (width, width)}
+    weights = {name: (draw(size=shape) / 3).astype(np.float32) for name, shape in shapes.items()}
+    scopes = {name: f"{name}.{'linear' if channels_last else 'dense'}" for name in weights}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in ("d1", "d2"):
+            with jax.named_scope(scopes[name]):
+                x = x @ weights[name]
+        residual, x = x, (x if channels_last else x.swapaxes(1, 2))
+        for name, pads in (("c1", (1, 1)), ("c2", padding)):
+            with jax.named_scope(scopes[name]):
+                x = lax.conv_general_dilated(x, weights[name], (1,), [pads], dimension_numbers=numbers)
+        x = 4 * residual + jax.nn.relu(x if channels_last else x.swapaxes(1, 2))
+        for name in ("d3", "d4"):
+            with jax.named_scope(scopes[name]):
+                x = x @ weights[name]
+        return (x**2).mean()
+
+    kernels = {name: each.T if channels_last and each.ndim > 2 else each for name, each in weights.items()}
+    inputs = draw(size=(3, steps, width)).astype(np.float32)
+    return gs.capture(loss, kernels, {"x": inputs}, origins=False)
+
+
+def test_a_convolution_along_time_is_compared_in_the_layout_of_the_others_not_in_that_of_most_layers() -> None:
+    reference = _along_time(channels_last=False)
+    assert gs.compare(reference, _along_time(channels_last=True)).verdict == "same"
+    found = gs.compare(reference, _along_time(channels_last=True, padding=(2, 0)))
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name == "c2.dense"
+    assert "rel_l2" in first.metrics
+    assert "pads the beginnings of the axes [2] by [2], and the reference by [1]" in found.sentence

@@ -24,11 +24,14 @@ from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, is_c
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import inverted, sources_of
+from gradscope.dump.manifest.layer_graph import before, inverted, sources_of
 from gradscope.naming import ACTIVATION, INPUT, printable, split_key
 
 #: The functions that may be applied to a value before it is added, by name: "" for the value.
 _FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
+
+#: The families of what may be added to a branch.
+_VALUES: Final = (ACTIVATION, INPUT)
 
 #: The fewest elements that show a sum, and the number of those that rule one out.
 _FEWEST: Final = 16
@@ -127,12 +130,15 @@ def _functions(total: Array, branch: Array, term: Array, tolerance: float) -> tu
 
 
 def _is_skipped(dumps: Dumps, match: Match, *, of_ref: bool) -> bool:
-    """Returns whether all that reads the branch in its program reads what the branch is computed from, too."""
+    """Returns whether all that reads the branch in its program reads what the branch is computed from, too.
+
+    That is whatever is before it: where a block has its own norm and several layers, none of these is added.
+    """
     source, key = (dumps.cand, match.cand) if of_ref else (dumps.ref, match.ref)
     sources, owner = sources_of(source.manifest.layers), source.resolve(key)
-    before = {*_values_before(source, owner)}
+    earlier = {each for each in before(sources, (owner,)) if split_key(each)[0] in _VALUES} - {owner}
     readers = [each for each in inverted(sources).get(owner, ()) if split_key(each)[0] == ACTIVATION]
-    return bool(readers) and all(not before.isdisjoint(sources[each]) for each in readers)
+    return bool(readers) and all(not earlier.isdisjoint(sources[each]) for each in readers)
 
 
 def _is_chained(dumps: Dumps, match: Match, function: str, *, of_ref: bool) -> bool:
@@ -148,7 +154,7 @@ def _is_chained(dumps: Dumps, match: Match, function: str, *, of_ref: bool) -> b
 
 def _values_before(source: DumpSource, key: str) -> list[str]:
     found = sources_of(source.manifest.layers).get(key, ())
-    return [each for each in found if split_key(each)[0] in (ACTIVATION, INPUT)]
+    return [each for each in found if split_key(each)[0] in _VALUES]
 
 
 def _quoted(key: str) -> str:

@@ -103,3 +103,47 @@ def test_a_sum_inside_of_a_layer_is_the_same_outside_of_it() -> None:
 def test_a_fault_is_at_its_layer_where_the_sums_are_elsewhere(inside: bool, fault: Fault, first: str) -> None:
     found = gs.compare(_program(inside=inside), _program(inside=not inside, fault=fault))
     assert found.sentence.startswith(f"Forward first differs at {first}"), found.sentence
+
+
+def _normalised(x: Any, weight: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * weight[None]
+
+
+def _blocks(names: tuple[str, str], *, inside: bool, share: float = 0.5) -> Dump:
+    """Two branches of a stream, each a norm and two layers, of which the second is added in part."""
+    draw = np.random.default_rng(7).normal
+    shapes = {"scale": (WIDTH,), "up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH)}
+    weights = [{part: (draw(size=shape) / 2).astype(np.float32) for part, shape in shapes.items()} for _ in range(2)]
+    last = {"norm": 1 + (draw(size=WIDTH) / 4).astype(np.float32), "head": WEIGHTS["head"]}
+
+    def branch(own: Any, x: Any) -> Any:
+        with jax.named_scope("norm"):
+            y = _normalised(x, own["scale"])
+        with jax.named_scope("up"):
+            y = y @ own["up"]
+        y = jnp.tanh(y)
+        with jax.named_scope("down"):
+            y = own["down"].T @ y.T
+        return y.T  # so that a block without the sum has a value of its own
+
+    def loss(params: Any, x: Any) -> Any:
+        for name, factor in zip(names, (1.0, share), strict=True):
+            with jax.named_scope(name):
+                y = branch(params[name], x)
+                x = x + factor * y if inside else x
+            x = x if inside else x + factor * y
+        with jax.named_scope("last_norm"):
+            x = _normalised(x, params["norm"])
+        with jax.named_scope("head"):
+            return jnp.square(x @ params["head"]).mean()
+
+    return gs.capture(loss, {**dict(zip(names, weights, strict=True)), **last}, ROWS, origins=False)
+
+
+def test_a_branch_of_several_layers_is_no_counterpart_of_the_sum_with_it_where_a_fault_is_behind() -> None:
+    reference = _blocks(("conv_module", "mlp"), inside=False)
+    assert gs.compare(reference, _blocks(("conv", "ff"), inside=True)).verdict == "same"
+    found = gs.compare(reference, _blocks(("conv", "ff"), inside=True, share=2.0))
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name in ("mlp", "last_norm")  # the first is paired with the sum in `ff`, which is wrong

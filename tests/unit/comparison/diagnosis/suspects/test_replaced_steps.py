@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -161,3 +162,31 @@ def test_an_operation_is_found_by_the_elements_of_what_another_makes() -> None:
     assert [each.words for each in found] == ["maximum", "mean"]
     assert in_its_place(INPUTS.astype(np.float64), windows.max(2), [noise]) is None
     assert in_its_place(INPUTS.astype(np.float64), windows.max(2), [windows.max(2)]) is None
+
+
+def _packed_gate(*, port: bool, swapped: bool = False) -> Dump:
+    """A gate of two halves of a layer, for which only the reference has a scope."""
+
+    def gate(x: Any) -> Any:
+        first, second = jnp.split(x, 2, -1)
+        return second * jax.nn.sigmoid(first) if swapped else first * jax.nn.sigmoid(second)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "up"):
+            x = batch["x"] @ weights["up"]
+        with nullcontext() if port else jax.named_scope("glu"):
+            x = gate(x)
+        with jax.named_scope("Dense_1" if port else "down"):
+            x = x @ weights["down"]
+        return jnp.square(jnp.tanh(x / 8)).mean()
+
+    up = np.random.default_rng(5).normal(size=(4, 12)).astype(np.float32)
+    return gs.capture(loss, {"up": up, "down": OUT}, {"x": INPUTS}, origins=False)
+
+
+def test_the_halves_of_a_gate_that_a_port_takes_in_another_order_are_told() -> None:
+    reference = _packed_gate(port=False)
+    assert gs.compare(reference, _packed_gate(port=True)).verdict == "same"
+    sentence = gs.compare(reference, _packed_gate(port=True, swapped=True)).sentence
+    of_ref = "`glu` is the first half times the sigmoid of the second of what it reads"
+    assert f"{of_ref}, and in the candidate the second half times the sigmoid of the first." in sentence, sentence

@@ -7,4 +7,5 @@
 - `rotated_values`: values that are rotated by their positions.
 - `divided_rows`: rows that are divided by whole numbers, as means are of sums.
 - `function_differences`: which functions two layers are that read the same.
+- `read_forms`: dense layers that read two forms of one function, within the tolerance.
 """

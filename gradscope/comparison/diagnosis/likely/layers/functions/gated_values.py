@@ -1,11 +1,14 @@
 """`gated_values` yields what may be made of one or two values: a function, or a product of functions.
 
 A gated layer multiplies a function of one value by another value, or by a function of that: `silu(gate) * up`, or
-`tanh(filter) * sigmoid(gate)`. Both may be halves of the channels of one value.
+`tanh(filter) * sigmoid(gate)`. Both may be halves of the channels of one value. What squeezes an image and excites its
+channels has one number for each of these, `x * sigmoid(gate)`.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -15,6 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions import Both, PossibleFunctions
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.layout.layouts import Shape
 from gradscope.protocols import implements
 
 #: The functions that may be applied to a value before it is read, by their words.
@@ -38,10 +42,11 @@ def gated_values(values: Sequence[Both], names: Sequence[str]) -> Iterator[Possi
     if len(values) == 1:
         yield _Function(values[0], None, names[0])
         yield from _halves(values[0], names[0])
-    elif len(values) == 2 and values[0].own.shape == values[1].own.shape:
-        yield _Function(values[0], values[1], f"{names[0]} times {names[1]}")
-        yield _Function(values[1], values[0], f"{names[1]} times {names[0]}")
-        yield _Product(values[0], values[1], (names[0], names[1]), "")
+    elif len(values) == 2:
+        for one, other in _of_one_shape(*values):
+            yield _Function(one, other, f"{names[0]} times {names[1]}")
+            yield _Function(other, one, f"{names[1]} times {names[0]}")
+            yield _Product(one, other, (names[0], names[1]), "")
 
 
 class _Function(NamedTuple):
@@ -97,6 +102,30 @@ class _Product(NamedTuple):
     @implements(PossibleFunctions)
     def phrase(self, words: str) -> str:
         return f"{words}{self.end}"
+
+
+def _of_one_shape(one: Both, other: Both) -> Iterator[tuple[Both, Both]]:
+    """Yields two values in the shape of one of them, in which the other may be a gate of whole channels of images."""
+    shapes = one.own.shape, other.own.shape
+    whole = max(shapes, key=math.prod)
+    ways = [dict.fromkeys(_spread(shape, whole)) for shape in shapes]
+    for of_one, of_other in itertools.product(*ways):
+        yield (
+            Both(*(np.broadcast_to(each.reshape(of_one), whole) for each in one)),
+            Both(*(np.broadcast_to(each.reshape(of_other), whole) for each in other)),
+        )
+
+
+def _spread(shape: Shape, whole: Shape) -> Iterator[Shape]:
+    """Yields the shapes in which a value of one shape is the same along some axes of another."""
+    rank = len(whole)
+    if len(shape) == rank:
+        spread = [shape]
+    elif len(shape) == 2 < rank:  # examples and channels, which are the second axis or the last
+        spread = [(*shape, *[1] * (rank - 2)), (shape[0], *[1] * (rank - 2), shape[1])]
+    else:
+        spread = []
+    yield from (each for each in spread if all(own in (1, size) for own, size in zip(each, whole, strict=True)))
 
 
 def _halves(read: Both, words: str) -> Iterator[_Product]:

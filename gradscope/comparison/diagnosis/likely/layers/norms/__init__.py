@@ -4,4 +4,5 @@
 - `evaluated_norms`: batch norms in evaluation, with what they add to running variances.
 - `norm_factors`: by what norms multiply, and what that is made of.
 - `summed_reads`: norms that read a sum for which a program has no entry.
+- `terms_before`: the values that may be added up in it.
 """

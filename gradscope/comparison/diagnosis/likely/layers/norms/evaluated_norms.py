@@ -61,9 +61,13 @@ class EvaluatedNorms:
             return ""
         keys = self._dumps.ref.resolve(match.ref), self._dumps.cand.resolve(match.cand)
         found: list[NormFactors] = []
-        for side, (tensors, states) in enumerate(zip(self._tensors, self._states, strict=True)):
-            known = [each for key in states.get(keys[side], ()) if (each := tensors.tensor(key)) is not None]
-            norms = _norms([pair[side] for pair in reads], values[side], known)
+        stored = [
+            [each for key in states.get(owner, ()) if (each := tensors.tensor(key)) is not None]
+            for tensors, states, owner in zip(self._tensors, self._states, keys, strict=True)
+        ]
+        for side in (0, 1):
+            # A port may have the statistics as constants of its code, of which its dump has nothing.
+            norms = _norms([pair[side] for pair in reads], values[side], stored[side] or stored[1 - side])
             # Where a mean fits as well, it is not the variance: far more would be added to that.
             found += sorted(norms, key=lambda each: each.epsilon(0))[:1]
         if len(found) < len(keys):

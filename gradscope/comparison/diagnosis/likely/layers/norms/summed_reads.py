@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
+from gradscope.comparison.diagnosis.likely.layers.norms.terms_before import Term, TermsBefore
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_key
+from gradscope.naming import printable, split_key
 from gradscope.naming.wording import brief
 
-#: The most norms that are looked at, the most terms of a sum, and the most elements of a value.
+#: The most norms that are looked at, and the most elements of a value.
 _MOST_PAIRS: Final = 4
-_MOST_TERMS: Final = 8
 _MOST_ELEMENTS: Final = 1 << 18
 
-#: The families of terms: a table of positions is added as it is.
-_TERMS: Final = (ACTIVATION, INPUT, PARAM)
+#: The fewest terms that two sums share which are counted and not named.
+_MANY: Final = 2
 
 #: The number of groups by which multiples are found, of elements of each, and the fewest of them for each term.
 _GROUPS: Final = 6
@@ -54,12 +53,14 @@ class SummedReads:
 
     def __init__(self, dumps: Dumps, pairs: Mapping[str, Match]) -> None:
         self._dumps, self._pairs, self._left = dumps, pairs, _MOST_PAIRS
-        self._ref, self._cand = _Values(dumps.ref), _Values(dumps.cand)
+        own = {dumps.ref.resolve(each.ref) for each in pairs.values()}
+        self._ref, self._cand = _Values(dumps.ref, own), _Values(dumps.cand, pairs.keys())
 
     def words(self, match: Match, values: _Both, params: Sequence[_Both]) -> tuple[str, bool]:
-        """Returns a clause about norms of other sums, or other norms of a sum, and whether both read the same.
+        """Returns a clause about norms of other sums, or other norms of a sum, and whether nothing else is at fault.
 
-        The clause is "" where neither is known.
+        Nothing is where both read the same, or other sums of values that the other program has, too. The clause is ""
+        where nothing is known.
 
         Args:
             match: The pair of what the norms make.
@@ -78,19 +79,23 @@ class SummedReads:
         if other is None and one is not None:
             other = self._cand.sum_of(match.cand, value, of_cand, with_addend=True)
         if one is not None and other is not None and (one.addend is None) is not (other.addend is None):
-            return f"{other.statement(self._name)}, and the reference {one.statement(_quoted)}", False
+            words = f"{other.statement(self._name)}, and the reference {one.statement(_quoted)}"
+            return words, self._have_counterparts(one, other)
         read_by_cand = None if other is None else match.recipe.made_of([other.total])
         read = one.total if one is not None else read_by_cand
         if read is None:
             return "", False
         # One program may have a name for the sum of which the other has the terms.
         if one is not None and other is not None and read_by_cand is not None and not _agree(read, read_by_cand):
-            own, its = one.words(_quoted), other.words(self._name)
+            own, its = one.named(_quoted), other.named(self._name)
             if own != its:
-                return f"reads {its}, and the reference {own}", False
+                return _of_other_terms(own, its), self._have_counterparts(one, other)
             if _agree(np.sort(read, None), np.sort(read_by_cand, None)):
-                return f"reads {own} in another order than the reference", True
+                return f"reads {_summed(own)} in another order than the reference", True
         return norm_difference(values, [(read, read if read_by_cand is None else read_by_cand), *params]), True
+
+    def _have_counterparts(self, one: _Sum, other: _Sum) -> bool:
+        return self._ref.has_counterparts(one) and self._cand.has_counterparts(other)
 
     def _name(self, key: str) -> str:
         """Returns the reference's name of a value of the candidate, or else its own."""
@@ -110,16 +115,13 @@ class _Sum(NamedTuple):
     total: Array
     addend: str | None = None
 
-    def words(self, name: Callable[[str], str]) -> str:
-        """Returns the sum in words.
+    def named(self, name: Callable[[str], str]) -> dict[str, float]:
+        """Returns by what each value is multiplied, by its name.
 
         Args:
             name: Returns the name of a value, given its key.
         """
-        found = sorted((number < 0, name(key), abs(number)) for key, number in self.terms.items())
-        terms = [each if size == 1 else f"{brief(size)} times {each}" for _, each, size in found]
-        signs = (" - " if negative else " + " for negative, _, _ in found)
-        return "".join(itertools.chain(*zip(signs, terms, strict=True))).removeprefix(" + ").strip()
+        return {name(key): number for key, number in self.terms.items()}
 
     def statement(self, name: Callable[[str], str]) -> str:
         """Returns what the layer does with the sum, in words.
@@ -127,8 +129,33 @@ class _Sum(NamedTuple):
         Args:
             name: Returns the name of a value, given its key.
         """
-        normalised = f"normalises {self.words(name)}"
+        normalised = f"normalises {_summed(self.named(name))}"
         return normalised if self.addend is None else f"{normalised} and then adds {name(self.addend)}"
+
+
+def _summed(terms: Mapping[str, float]) -> str:
+    """Returns a sum of multiples of values, given by their names, in words."""
+    found = sorted((number < 0, name, abs(number)) for name, number in terms.items())
+    words = [name if size == 1 else f"{brief(size)} times {name}" for _, name, size in found]
+    signs = (" - " if negative else " + " for negative, _, _ in found)
+    return "".join(itertools.chain(*zip(signs, words, strict=True))).removeprefix(" + ").strip()
+
+
+def _of_other_terms(own: Mapping[str, float], its: Mapping[str, float]) -> str:
+    """Returns a clause about the sums that the reference and the candidate read, without what many of them share."""
+    shared = {name for name in own if abs(own[name] - its.get(name, 0.0)) <= _AGREE * abs(own[name])}
+    if len(shared) < _MANY:
+        return f"reads {_summed(its)}, and the reference {_summed(own)}"
+    of_ref, of_cand = (
+        _summed({name: each for name, each in side.items() if name not in shared}) for side in (own, its)
+    )
+    if not of_cand or not of_ref:
+        return (
+            f"reads {len(shared)} terms of the reference's, and not {of_ref}"
+            if of_ref
+            else (f"reads {of_cand} besides the {len(shared)} terms of the reference's")
+        )
+    return f"reads {of_cand} besides {len(shared)} other terms, and the reference {of_ref} besides these"
 
 
 class _Values:
@@ -136,21 +163,21 @@ class _Values:
 
     Args:
         source: The dump.
+        paired: The owners of its values and parameters that have a counterpart.
     """
 
-    def __init__(self, source: DumpSource) -> None:
-        self._source, self._tensors = source, FloatTensors(source)
-        self.tensor = self._tensors.tensor
-        self._entries = [
-            each
-            for each in source.manifest.entries
-            if each.family in _TERMS and each.alias_of is None and each.absent is None
-        ]
+    def __init__(self, source: DumpSource, paired: Collection[str]) -> None:
+        self._terms = TermsBefore(source, paired)
+        self.tensor = FloatTensors(source).tensor
+
+    def has_counterparts(self, found: _Sum) -> bool:
+        """Returns whether all terms of a sum, and what is added to the norm, have a counterpart."""
+        return self._terms.have_counterparts([*found.terms, *([] if found.addend is None else [found.addend])])
 
     def sum_of(
         self, key: str, value: Array | None, params: Sequence[Array], *, with_addend: bool = False
     ) -> _Sum | None:
-        """Returns the sum that a norm reads; None where it is none of the values right before it.
+        """Returns the sum that a norm reads; None where it is none of the values before it.
 
         Args:
             key: The key of what the layer makes.
@@ -160,35 +187,26 @@ class _Values:
         """
         if value is None or not 1 < value.size <= _MOST_ELEMENTS or value.ndim < 2:
             return None
-        before = {each: np.broadcast_to(tensor, value.shape) for each, tensor in self._before(key, value.shape)}
-        if not with_addend:
-            return self._sum(before, value, params)
-        found = ((each, self._sum(before, value - before[each], params)) for each in before)
-        return next((own._replace(addend=each) for each, own in found if own is not None), None)
-
-    def _sum(self, before: Mapping[str, Array], value: Array, params: Sequence[Array]) -> _Sum | None:
-        for norm in _norms([each.reshape(-1) for each in params], value.shape):
-            if (multiples := norm.multiples([*before.values()], value)) is not None:
-                found = {each: number for each, number in zip(before, multiples, strict=False) if number}
-                total = np.sum([number * before[each] for each, number in found.items()], axis=0)
-                if is_norm([total, *params], value):
-                    return _Sum(found, total)
-        return None
-
-    def _before(self, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-        """Yields the values nearest before another that may be added up to a value of a shape, the nearest first."""
-        index = self._source.entry(self._source.resolve(key)).site.index
-        near = (each for each in self._entries if each.family != ACTIVATION or each.site.index < index)
-        fitting = (each for each in near if _spreads(each, shape))
-        ordered = sorted(fitting, key=lambda each: (each.family == PARAM, -each.site.index))
-        keys = (key_of(each.family, each.name) for each in ordered)
-        known = ((each, tensor) for each in keys if (tensor := self._tensors.tensor(each)) is not None and tensor.any())
-        return itertools.islice(known, _MOST_TERMS)
+        make = _sum_with_addend if with_addend else _sum
+        found = (make(before, value, params) for before in self._terms.of(key, value.shape) if before)
+        return next((each for each in found if each is not None), None)
 
 
-def _spreads(entry: Entry, shape: tuple[int, ...]) -> bool:
-    """Returns whether a value has a shape, or is the same for all examples of one that has it."""
-    return entry.shape in (shape, shape[1:], (1, *shape[1:]))
+def _sum(before: Sequence[Term], value: Array, params: Sequence[Array]) -> _Sum | None:
+    """Returns the sum of multiples of some terms of which a norm makes a value."""
+    keys, tensors = [key for key, _ in before], [tensor for _, tensor in before]
+    for norm in _norms([each.reshape(-1) for each in params], value.shape):
+        if (multiples := norm.multiples(tensors, value)) is not None:
+            total = np.sum([number * each for number, each in zip(multiples, tensors, strict=False)], axis=0)
+            if is_norm([total, *params], value):
+                return _Sum({key: number for key, number in zip(keys, multiples, strict=False) if number}, total)
+    return None
+
+
+def _sum_with_addend(before: Sequence[Term], value: Array, params: Sequence[Array]) -> _Sum | None:
+    """Returns the same where one of the terms is added to what the norm makes."""
+    found = ((key, _sum(before, value - tensor, params)) for key, tensor in before)
+    return next((own._replace(addend=key) for key, own in found if own is not None), None)
 
 
 class _Norm(NamedTuple):
@@ -255,7 +273,7 @@ def _least(columns: Array, value: Array) -> tuple[Array, float]:
 def _common(numbers: Sequence[Array]) -> list[float] | None:
     """Returns multiples that are the same for all groups but for one number of each; None where they are not.
 
-    The first term that takes part is multiplied by one.
+    That number is chosen so that as many terms as can be are multiplied by one, and else the others by less.
     """
     sizes = np.abs(numbers)
     first = int(np.argmax(sizes.min(0) > _AGREE * sizes.max()))
@@ -263,6 +281,9 @@ def _common(numbers: Sequence[Array]) -> list[float] | None:
     common = np.median(ratios, axis=0)
     if not np.all(np.abs(ratios - common) <= _AGREE * np.abs(common).max()):
         return None
+    common[np.abs(common) <= _AGREE * np.abs(common).max()] = 0.0
+    rated = [(np.sum(np.abs(common - each) <= _AGREE * abs(each)), abs(each), each) for each in common if each > 0]
+    common = common / max(rated)[-1]
     near = np.where(np.abs(common - np.round(common)) <= _AGREE, np.round(common), common)
     return [float(each) for each in near]
 

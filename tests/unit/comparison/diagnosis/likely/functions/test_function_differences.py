@@ -203,3 +203,44 @@ def test_means_of_segments_are_told_from_sums() -> None:
     assert "it is the reference's, of which rows are divided by 1 to 2" in gs.compare(one, other).sentence
     assert "it is the reference's, of which rows are multiplied by 1 to 2" in gs.compare(other, one).sentence
     assert "of which rows" not in gs.compare(one, _of_segments("max")).sentence
+
+
+def _excited(gate: Callable[[Any], Any], *, of_port: bool, flat: bool = False) -> gs.Dump:
+    """An image of which each channel is multiplied by a gate, for which no program has a scope."""
+    order = _CONV if of_port else ("NCHW", "OIHW", "NCHW")
+    space = (1, 2) if of_port else (2, 3)
+    names = ("Conv_0", "Dense_0", "Conv_1") if of_port else ("conv1", "excite", "conv2")
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope(names[0]):
+            x = jax.lax.conv_general_dilated(x, weights[names[0]], (1, 1), "SAME", dimension_numbers=order)
+        squeezed = x.mean(space)
+        with jax.named_scope(names[1]):
+            y = squeezed @ weights[names[1]]
+            y = y if flat else jnp.expand_dims(y, space)
+        y = jnp.expand_dims(gate(y), space) if flat else gate(y)
+        x = jax.nn.relu(x) * y
+        with jax.named_scope(names[2]):
+            x = jax.lax.conv_general_dilated(x, weights[names[2]], (1, 1), "SAME", dimension_numbers=order)
+        return jnp.square(x).mean()
+
+    kernels = {names[0]: drawn(1, 3, 3, 3, 6), names[2]: drawn(2, 3, 3, 6, 4) / 4}
+    kernels = {name: each if of_port else each.transpose(3, 2, 0, 1) for name, each in kernels.items()}
+    image = drawn(4, 4, 5, 5, 3)
+    return _captured(loss, {**kernels, names[1]: drawn(3, 6, 6)}, image if of_port else image.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("gate", "words"), [(jax.nn.hard_sigmoid, "the hard_sigmoid of `excite`"), (jnp.tanh, "the tanh of `excite`")]
+)
+def test_the_gate_of_whole_channels_is_told_that_no_program_has_a_scope_for(
+    gate: Callable[[Any], Any], words: str, *, flat: bool
+) -> None:
+    reference = _excited(jax.nn.sigmoid, of_port=False, flat=flat)
+    assert gs.compare(reference, _excited(jax.nn.sigmoid, of_port=True, flat=flat)).verdict == "same"
+    sentence = gs.compare(reference, _excited(gate, of_port=True, flat=flat)).sentence
+    assert sentence.startswith("Forward first differs at `conv2` ("), sentence
+    assert f"the sigmoid of `excite`, and in the candidate the relu of `conv1` times {words}." in sentence or (
+        f"and in the candidate {words} times the relu of `conv1`." in sentence
+    ), sentence

@@ -21,10 +21,19 @@ STATE = {"mean": DRAW.normal(size=CHANNELS), "var": DRAW.uniform(0.3, 2.0, CHANN
 
 
 def _program(
-    scope: str, epsilon: float = 1e-5, *, scaled: bool = True, factor: float = 1.0, shift: float = 0.0
+    scope: str,
+    epsilon: float = 1e-5,
+    *,
+    scaled: bool = True,
+    factor: float = 1.0,
+    shift: float = 0.0,
+    constant: bool = False,
 ) -> Dump:
+    statistics = {key: value.astype(np.float32) for key, value in STATE.items()}
+
     def loss(variables: Any, x: Any) -> Any:
-        own, kept = variables["params"], variables["batch_stats"][scope]
+        own = variables["params"]
+        kept = statistics if constant else variables["batch_stats"][scope]
         with jax.named_scope("dense"):
             x = x @ own["dense"]["kernel"]
         with jax.named_scope(scope):
@@ -32,24 +41,29 @@ def _program(
             x = x * own[scope]["scale"] + own[scope]["bias"] if scaled else x
         return jnp.square(jnp.tanh(x) - 0.3).mean()
 
-    own, kept = ({key: value.astype(np.float32) for key, value in each.items()} for each in (WEIGHTS, STATE))
+    own = {key: value.astype(np.float32) for key, value in WEIGHTS.items()}
     params = {"dense": {"kernel": KERNEL}, **({scope: own} if scaled else {})}
     with jax.numpy_rank_promotion("allow"):
-        return gs.capture(loss, {"params": params, "batch_stats": {scope: kept}}, IMAGES, origins=False)
+        state = {} if constant else {"batch_stats": {scope: statistics}}
+        return gs.capture(loss, {"params": params, **state}, IMAGES, origins=False)
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize(("epsilon", "number"), [(1e-3, "1.0e-3"), (0.02, "2.0e-2")])
-def test_what_is_added_to_a_running_variance_is_told(scaled: bool, epsilon: float, number: str) -> None:
-    usual, other = _program("norm", scaled=scaled), _program("bn", epsilon, scaled=scaled)
+def test_what_is_added_to_a_running_variance_is_told(
+    *, scaled: bool, epsilon: float, number: str, constant: bool
+) -> None:
+    usual, other = _program("norm", scaled=scaled), _program("bn", epsilon, scaled=scaled, constant=constant)
     words = f"it adds {number} to the variance, and the reference 1.0e-5"
     assert words in gs.compare(usual, other).sentence
     assert f"it adds 1.0e-5 to the variance, and the reference {number}" in gs.compare(other, usual).sentence
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("other", [{"factor": 1.1}, {"shift": 0.1}, {"factor": 0.5, "epsilon": 1e-3}])
-def test_nothing_is_told_where_the_norm_has_other_statistics(other: dict[str, float]) -> None:
-    found = gs.compare(_program("norm"), _program("bn", **other))
+def test_nothing_is_told_where_the_norm_has_other_statistics(other: dict[str, float], *, constant: bool) -> None:
+    found = gs.compare(_program("norm"), _program("bn", constant=constant, **other))
     assert found.verdict == "different"
     assert "to the variance" not in found.sentence
     assert not any("to the variance" in row.likely for row in found.rows)

@@ -98,8 +98,15 @@ def test_two_examples_show_what_is_normalised_and_not_what_is_added_to_their_var
     assert told not in _words(two[:1], _norm(two[:1], LAYER), (by_example[:1] - BIAS) / 2 + BIAS)
 
 
-def _image_norm(axes: tuple[int, ...], *, port: bool) -> Dump:
-    """A norm of the channels of a convolution, which has them first in the reference; all axes have one size."""
+def _image_norm(axes: tuple[int, ...], *, port: bool, flat: bool = False, epsilon: float = 1e-5) -> Dump:
+    """A norm of the channels of a convolution, which has them first in the reference; all axes have one size.
+
+    Args:
+        axes: The axes that it normalises over.
+        port: Whether it is the port.
+        flat: Whether its positions are merged into tokens before, as those of patches are.
+        epsilon: What it adds to the variance.
+    """
     image = np.random.default_rng(4).normal(size=(3, 8, 8, 8)).astype(np.float32)
 
     def loss(weights: Any, batch: Any) -> Any:
@@ -107,8 +114,9 @@ def _image_norm(axes: tuple[int, ...], *, port: bool) -> Dump:
         with jax.named_scope("Conv_0" if port else "conv"):
             x = jax.lax.conv_general_dilated(batch["x"], weights["kernel"], (1, 1), "SAME", dimension_numbers=order)
         x = x if port else x.transpose(0, 2, 3, 1)
+        x = x.reshape(len(x), -1, x.shape[-1]) if flat else x
         with jax.named_scope("LayerNorm_0" if port else "norm"):
-            x = (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
+            x = (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + epsilon)
             x = x * weights["scale"] + weights["bias"]
         return jnp.square(jnp.tanh(x)).mean()
 
@@ -124,6 +132,13 @@ def test_a_norm_is_known_behind_an_image_whose_axes_have_one_size() -> None:
     for axes, words in (((1, 2), "8 groups of channels"), ((1, 2, 3), "all channels")):
         sentence = gs.compare(reference, _image_norm(axes, port=True)).sentence
         assert f"; it normalises over {words} of each example, and the reference over axes [3];" in sentence, sentence
+
+
+def test_a_norm_is_known_behind_an_image_whose_positions_are_merged() -> None:
+    reference = _image_norm((2,), port=False, flat=True)
+    assert gs.compare(reference, _image_norm((2,), port=True, flat=True)).verdict == "same"
+    sentence = gs.compare(reference, _image_norm((2,), port=True, flat=True, epsilon=1e-2)).sentence
+    assert "; it adds 1.0e-2 to the variance, and the reference 1.0e-5;" in sentence, sentence
 
 
 def test_a_norm_over_groups_of_interleaved_channels_is_told() -> None:

@@ -163,3 +163,58 @@ def test_a_parameter_may_be_a_term_of_what_a_norm_reads(fault: dict[str, Any], w
     found = gs.compare(reference, _positioned(of_port=True, **fault))
     assert found.sentence.startswith("Forward first differs at `norm` ("), found.sentence
     assert f", made here; it {words};" in found.sentence, found.sentence
+
+
+@cache
+def _stream(*, of_port: bool, share: float = 0.5, fault: str = "") -> Dump:
+    """A residual stream, whose sums only the port has scopes around; the first branch is along the tokens."""
+    embed, mixed, first, second = map(jax.named_scope, PORT if of_port else ("embed", "mixed", "first", "second"))
+    tokens, channels = map(jax.named_scope, ("TokenMixing_0", "ChannelMixing_0") if of_port else ("t", "c"))
+    weights = {"embed": drawn(1, 6, 12), "mixed": drawn(2, 5, 5), "channels": drawn(3, 12, 12), "head": drawn(9, 12, 3)}
+    weights |= {name: 1 + drawn(number, 12) / 4 for number, name in enumerate(("one", "other"), 4)}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with embed:
+            x = x @ weights["embed"]
+        with tokens:
+            with mixed:
+                y = jnp.tanh(x.swapaxes(1, 2)) @ weights["mixed"]
+            x = y.swapaxes(1, 2) + (0 if fault else x) if of_port else x
+        x = x if of_port else y.swapaxes(1, 2) + x
+        with first:
+            z = _normalised(x, 1e-5, centred=True) * weights["one"][None, None]
+        with channels:
+            with jax.named_scope("dense"):
+                z = z @ weights["channels"]
+            x, z = (x + share * z, z) if of_port else (x, z)
+        x = x if of_port else x + share * z
+        with second:
+            x = _normalised(x, 1e-5, centred=True) * weights["other"][None, None]
+        return jnp.square(jnp.tanh(x @ weights["head"])).mean()
+
+    return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "first", "words"),
+    [
+        (
+            {"fault": "left out"},
+            "`TokenMixing_0`, only in the candidate, and next at `first` (",
+            "it reads `t/mixed`, and the reference `embed` + `t/mixed`",
+        ),
+        (
+            {"share": 1.0},
+            "`ChannelMixing_0`, only in the candidate, and next at `second` (",
+            "it reads `c/dense` besides 2 other terms, and the reference 0.50 times `c/dense` besides",
+        ),
+    ],
+)
+def test_the_terms_of_a_stream_are_told_that_only_one_program_has_scopes_around(
+    fault: dict[str, Any], first: str, words: str
+) -> None:
+    reference = _stream(of_port=False)
+    assert gs.compare(reference, _stream(of_port=True)).verdict == "same"
+    sentence = gs.compare(reference, _stream(of_port=True, **fault)).sentence
+    assert sentence.startswith(f"Forward first differs at {first}"), sentence
+    assert words in sentence
