@@ -66,7 +66,7 @@ def parts_of(
 def scopes_before(
     rows: Sequence[ComparisonRow], first: ComparisonRow, ref: Program, cand: Program
 ) -> tuple[ComparisonRow, ...]:
-    """Returns the outputs of layers with parts, without a counterpart, that a norm is computed from.
+    """Returns the outputs of layers with parts, without a counterpart, that a norm reads.
 
     Where others are added up before a norm than in the other program, the code that does is inside of these. A kernel
     shows what its layer reads, which a function right before it may make: of a layer with one, there are none.
@@ -86,7 +86,12 @@ def scopes_before(
         status: {name for layer in each.layers if layer.path in parents[status] for name in layer.outputs}
         for status, each in programs.items()
     }
-    return tuple(row for row in unpaired_before(rows, first, ref, cand) if row.name in made[row.status])
+    # What stands further before it was read by others, which a move of a block changes and what is in it does not.
+    read = {status: {name for layer in each.layers if layer.path in makers[status] for name in layer.inputs}
+            for status, each in programs.items()}  # fmt: skip
+    return tuple(
+        row for row in unpaired_before(rows, first, ref, cand) if row.name in made[row.status] & read[row.status]
+    )
 
 
 class _Makers:
