@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -218,3 +219,39 @@ def test_the_terms_of_a_stream_are_told_that_only_one_program_has_scopes_around(
     sentence = gs.compare(reference, _stream(of_port=True, **fault)).sentence
     assert sentence.startswith(f"Forward first differs at {first}"), sentence
     assert words in sentence
+
+
+@cache
+def _blocks(*, of_port: bool, moved: bool = False) -> Dump:
+    """Two residual blocks and a norm between them, in whose port each block has a scope around its sum."""
+    names = ("Ffn_0", "Dense_0", "Norm_0", "Conv_0", "Dense_1") if of_port else ("", "linear", "norm", "conv", "point")
+    ffn, linear, norm, conv, point = (jax.named_scope(each) if each else nullcontext() for each in names)
+    weights = {"linear": drawn(1, 12, 12), "scale": 1 + drawn(2, 12) / 4, "point": drawn(3, 12, 12)}
+
+    def convolved(weights: Any, x: Any) -> Any:
+        with conv:
+            with point:
+                y = jnp.tanh(x) @ weights["point"]
+            return x + y if of_port else y
+
+    def loss(weights: Any, x: Any) -> Any:
+        with ffn:
+            with linear:
+                y = jnp.sin(x) @ weights["linear"]
+            x = x + 0.5 * y
+        x = convolved(weights, x) if moved else x
+        with norm:
+            z = _normalised(x, 1e-5, centred=True) * weights["scale"][None, None]
+        x = x + jnp.sin(z)
+        x = x if moved else convolved(weights, x) if of_port else x + convolved(weights, x)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, drawn(6, 4, 5, 12), origins=False)
+
+
+def test_a_block_that_is_moved_before_a_norm_is_not_put_at_the_block_before_it() -> None:
+    reference = _blocks(of_port=False)
+    assert gs.compare(reference, _blocks(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _blocks(of_port=True, moved=True))
+    first = "Forward first differs at `Conv_0`, only in the candidate, and next at `norm` ("
+    assert found.sentence.startswith(first), found.sentence
