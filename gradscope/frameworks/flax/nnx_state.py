@@ -35,7 +35,7 @@ def stateful_call(
     collections = {at: _collections(state) for at, (_, state) in states.items()}
     if not any(found.keys() - {PARAMS} for found in collections.values()):
         return None
-    has_state = bool(collections.get(differentiated, {}).keys() - {PARAMS})
+    has_state = len(own := collections.get(differentiated, {})) > 1 and PARAMS in own
     if not has_state:  # left to JAX, as a module of parameters
         states.pop(differentiated, None)
     # Their states in place of the modules: what modules share is in them once.

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradscope.history.history_rows import LossFault
 from gradscope.naming import printable
@@ -112,8 +111,7 @@ class Misapplied:
     """
 
     def __init__(self) -> None:
-        self._factors: dict[str, list[float]] = {}
-        self._steps: dict[str, int] = {}
+        self._wrong: dict[str, _Moved] = {}
         self._right: set[str] = set()
         self.faults: tuple[LossFault, ...] = ()
 
@@ -127,26 +125,41 @@ class Misapplied:
         def learn() -> None:
             for name, row in jax.device_get(dict(applied)).items():
                 factor, apart, left = map(float, row)
-                if apart < 0:
-                    continue  # a step that only adds up gradients
-                self._steps[name] = self._steps.get(name, 0) + 1
+                if apart < 0 or name in self._right:  # below 0 in a step that only adds up gradients
+                    continue
                 if apart <= _APART:
                     self._right.add(name)
-                self._factors.setdefault(name, []).append(factor if left <= _NEAR else math.nan)
+                    self._wrong.pop(name, None)
+                else:
+                    self._wrong[name] = self._wrong.get(name, _Moved()).again(factor if left <= _NEAR else None)
             self.faults = tuple(self._found())
 
         return learn
 
     def _found(self) -> Iterator[LossFault]:
-        wrong = [name for name, steps in self._steps.items() if steps >= _FEWEST and name not in self._right]
+        wrong = {name: each for name, each in self._wrong.items() if each.steps >= _FEWEST}
         if not wrong:
             return
-        factors = np.array([factor for name in wrong for factor in self._factors[name]])
-        middle = float(np.median(factors))
-        if len(wrong) == len(self._steps) and np.abs(factors - middle).max() <= _NEAR * abs(middle):
-            yield LossFault("misapplied", _multiple(middle))
-        elif not np.all(factors == 0):  # of those that stay as they are there is an alarm
-            yield LossFault("misapplied", _otherwise(wrong))
+        low, high = min(each.low for each in wrong.values()), max(each.high for each in wrong.values())
+        if low == high == 0:  # of parameters that stay as they are there is an alarm
+            return
+        are_all = len(wrong) == len(self._wrong) and not self._right
+        if are_all and math.isfinite(low) and high - low <= _NEAR * abs(low):
+            yield LossFault("misapplied", _multiple((low + high) / 2))
+        else:
+            yield LossFault("misapplied", _otherwise(list(wrong)))
+
+
+class _Moved(NamedTuple):
+    """_Moved is by how many times its updates a parameter moved at some steps; by any number where by none."""
+
+    steps: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def again(self, factor: float | None) -> _Moved:
+        least, most = (-math.inf, math.inf) if factor is None else (factor, factor)
+        return _Moved(self.steps + 1, min(self.low, least), max(self.high, most))
 
 
 def _multiple(factor: float) -> str:
