@@ -86,12 +86,12 @@ def show(
     if diff is not None:
         print_report(_difference(dump, diff, tensor), format_options.chosen)
         return
+    rules = checked_rules(check)
     query = selection_options.query(sort)
     with open_dump(dump, histograms=tensor is not None) as source:
         manifest = measured(source)
         places = None if tensor is None else extreme_places(source, tensor)
     del source  # what finds its tensors takes memory
-    rules = checked_rules(check)
     findings = find(manifest)
     if tensor is not None:
         report = tensor_report(str(dump), manifest, tensor, findings, places)

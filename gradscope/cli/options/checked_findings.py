@@ -31,7 +31,7 @@ def checked_rules(check: str | None) -> frozenset[str]:
     if check is None:
         return frozenset()
     findings, alarms = _of_dumps(), _of_runs()
-    return _checked(check, *findings, "finding", {*alarms[0], *alarms[1]}, "a training run, and this is a dump")
+    return _checked(check, *findings, "finding", {*alarms[0], *alarms[1]}, "a training run, and not of a dump")
 
 
 def checked_alarms(check: str | None) -> frozenset[str]:
@@ -43,7 +43,7 @@ def checked_alarms(check: str | None) -> frozenset[str]:
     if check is None:
         return frozenset()
     alarms, findings = _of_runs(), _of_dumps()
-    return _checked(check, *alarms, "alarm", {*findings[0], *findings[1]}, "a dump, and this is a training run")
+    return _checked(check, *alarms, "alarm", {*findings[0], *findings[1]}, "a dump, and not of a training run")
 
 
 def _of_dumps() -> tuple[list[str], Collection[str]]:

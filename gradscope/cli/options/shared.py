@@ -40,8 +40,8 @@ Check: TypeAlias = Annotated[
         help="Exit 1 on any of these findings, or on any at all with 'all'; on what may be meant (softmax, clipped, "
         "dropped, rectified, squashed, unscaled, 'no effect') where it is named. Of a run, on alarms and faults of its "
         "loss (broadcast, saturated); on what may be meant (climbing, learning, unchanged, rounded, rectified, "
-        "squashed, softmax, evaluation, repeated, stale, misapplied, sorted, out-of-bounds) where it is named. "
-        "gradscope explain says what each is.",
+        "squashed, softmax, evaluation, repeated, stale, misapplied, sorted and others) where it is named. gradscope "
+        "explain says what each is.",
         autocompletion=completion.finding_names,
         rich_help_panel=_SHOWN,
     ),

@@ -163,6 +163,4 @@ def test_what_is_said_of_runs_alone_is_no_finding_and_the_other_way_round(folder
     run_folder(folder / "run")
     for path, word, what in (("one/step_1.npz", "stuck", "a training run"), ("run", "zero-grad", "a dump")):
         done = gradscope("show", path, "--check", word, folder=folder)
-        assert (done.status, f"hint: it is said of {what}, and this is a" in done.errors) == (2, True)
-    missing = gradscope("show", "nowhere", "--check", "climbing", folder=folder)
-    assert (missing.status, "nowhere: it cannot be opened" in missing.errors) == (3, True)
+        assert (done.status, f"hint: it is said of {what}, and not of a" in done.errors) == (2, True)

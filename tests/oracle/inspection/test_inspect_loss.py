@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from gradscope.errors import ModelError
-from gradscope.inspection.inspect_loss import OUTSIDE, Fact, Inspection, inspect_loss
+from gradscope.inspection.inspect_loss import Fact, Inspection, inspect_loss
 from gradscope.instrument.query.trace_query import TraceQuery
+from gradscope.naming import OUTSIDE
 from tests.support.data import filled
 
 W = {"a": filled(1.0, 6, 4), "b": filled(1.0, 4, 4), "idle": filled(1.0, 3)}

@@ -152,7 +152,7 @@ class RecordOptions:
             help="Exit 1 where an alarm is of one of these rules, separated by commas, or the loss has a fault "
             "('broadcast', 'saturated'); 'all' means any of these. What may be meant ('climbing', 'learning', "
             "'unchanged', 'rounded', 'rectified', 'squashed', 'softmax', 'evaluation', 'repeated', 'stale', "
-            "'misapplied', 'sorted', 'out-of-bounds') counts where it is named.",
+            "'misapplied', 'sorted' and others) counts where it is named.",
             rich_help_panel=_ALARMS,
         ),
     ] = None
