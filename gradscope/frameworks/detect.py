@@ -10,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
-from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, Variables
-from gradscope.frameworks.modules.calling import StatefulCall
+from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, StatefulCall, Variables
 from gradscope.frameworks.modules.module_scopes import named_arguments
 
 #: The foreign module that defines a framework's modules, and our module that adapts them.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from gradscope.capturing.execution.function_call import positions
 from gradscope.errors import UsageError
 from gradscope.frameworks.detect import stateful_call
-from gradscope.frameworks.modules.calling import StatefulCall
+from gradscope.frameworks.modules.adapter import StatefulCall
 from gradscope.tracing.leaves import Leaf
 
 #: The collection of parameters among those of a module.

@@ -14,8 +14,7 @@ import jax
 from flax import nnx
 
 from gradscope.frameworks.flax.nnx import collection_of
-from gradscope.frameworks.modules.adapter import PARAMS
-from gradscope.frameworks.modules.calling import StatefulCall
+from gradscope.frameworks.modules.adapter import PARAMS, StatefulCall
 
 
 def stateful_call(

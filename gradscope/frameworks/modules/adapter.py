@@ -7,9 +7,9 @@ state. Random keys that the module uses are a collection as well, `rngs`, so tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from jax import Array
 
@@ -159,3 +159,22 @@ class CalledObject:
     def signature(self) -> inspect.Signature:
         """The signature of `__call__`."""
         return method_signature(type(self.net).__call__)
+
+
+class StatefulCall(NamedTuple):
+    """A `StatefulCall` calls a function with the states of modules in their place, and returns what it changes of them.
+
+    Attributes:
+        function: Takes the states of modules in their place, that of the one that is differentiated by collection;
+            returns its value, and its auxiliary output with the changes of each module.
+        args: The arguments by position.
+        kwargs: Those by name.
+        has_state: Whether the differentiated argument is such collections, of which `params` alone is differentiated.
+        restored: Makes of the function's output and its gradients those of the original one, and changes the modules.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    has_state: bool
+    restored: Callable[[Any], Any]

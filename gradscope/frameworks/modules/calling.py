@@ -11,9 +11,9 @@ takes is set for them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gradscope.errors import UsageError
 from gradscope.frameworks.modules.input_spec import InputSpec
@@ -132,22 +132,3 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for component in path[:-1]:
         tree = tree.setdefault(component, {})
     tree[path[-1]] = value
-
-
-class StatefulCall(NamedTuple):
-    """A `StatefulCall` is a call of a function of modules that takes one as its collections, and returns all changes.
-
-    Attributes:
-        function: Takes the states of modules in their place, that of the one that is differentiated by collection;
-            returns its value, and its auxiliary output with the changes of each module.
-        args: The arguments by position.
-        kwargs: Those by name.
-        has_state: Whether the differentiated argument is such collections, of which `params` alone is differentiated.
-        restored: Makes of the function's output and its gradients those of the original one, and changes the modules.
-    """
-
-    function: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    has_state: bool
-    restored: Callable[[Any], Any]
