@@ -38,9 +38,9 @@ class Signature:
     allow_int: bool = False
     has_state: bool = False
 
-    def parameters_of(self, gradients: Any) -> Any:
-        """Returns the gradients of the parameters, of those of what is differentiated."""
-        return gradients[_PARAMS] if self.has_state else gradients
+    def parameters_of(self, tree: Any) -> Any:
+        """Returns the parameters' part of a pytree that is like what is differentiated, as its gradients are."""
+        return tree[_PARAMS] if self.has_state else tree
 
     def require_input(self, leaf: Leaf) -> None:
         """Refuses a leaf of a differentiated argument that cannot be differentiated.

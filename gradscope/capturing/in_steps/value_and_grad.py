@@ -160,7 +160,10 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 
 def _leaves(call: Call, signature: Signature) -> list[Leaf]:
-    """Returns the leaves of the variables and the batch; variables are differentiated, whatever their collection."""
+    """Returns the leaves of the variables and the batch.
+
+    Variables are differentiated, whatever their collection; of a module with state, its parameters alone.
+    """
     variables = variable_leaves(call.variables)
     if not signature.has_state:
         variables = [replace(leaf, differentiated=_is_inexact(leaf)) for leaf in variables]

@@ -70,7 +70,7 @@ def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
 
     Returns:
         The three, float32[3]; the distances are shares of the norm of the update, without the rounding of the sum. Of
-        an update of zeros, by which nothing moves, the first is 0 and the others are negative.
+        an update of zeros, by which nothing moves, and of one that is not finite, the distances are negative.
     """
     strides = _strides(param.shape)
     param, update, *new = (jax.lax.slice(each, [0] * each.ndim, each.shape, strides) for each in (param, update, *new))
@@ -91,7 +91,7 @@ def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
         stays = is_none & (jnp.abs(moved).max(initial=0) == 0)
         distances = jnp.where(stays, -1, jnp.sqrt(jnp.stack(apart)) + jnp.where(is_none, _APART + 1, 0))
         found.append(jnp.stack([factor, *distances]).astype(jnp.float32))
-    stacked = jnp.nan_to_num(jnp.stack(found))  # a probe stops no program that looks for NaN
+    stacked = jnp.nan_to_num(jnp.stack(found), nan=-1.0)  # a probe stops no program that looks for NaN
     return stacked[jnp.argmin(stacked[:, 1])]
 
 
@@ -125,7 +125,7 @@ class Misapplied:
         def learn() -> None:
             for name, row in jax.device_get(dict(applied)).items():
                 factor, apart, left = map(float, row)
-                if apart < 0 or name in self._right:  # below 0 in a step that only adds up gradients
+                if apart < 0 or name in self._right:  # below 0 where a step only adds up gradients, or breaks
                     continue
                 if apart <= _APART:
                     self._right.add(name)

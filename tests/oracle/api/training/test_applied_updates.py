@@ -35,7 +35,7 @@ def loss(params: Any, batch: Any) -> Any:
 def faults(
     folder: Path, *, change: Callable[[Any, Any], Any] | None = None, record: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = TX, params: Any = PARAMS, other: Callable[[Any], Any] | None = None,
-    returned: Callable[[Any, Any], Any] = _State, steps: int = 8,
+    returned: Callable[[Any, Any], Any] = _State, steps: int = 8, last: float = 1.0,
 ) -> list[str]:  # fmt: skip
     """What a run of a loop says of its updates.
 
@@ -48,6 +48,7 @@ def faults(
         other: Makes of the parameters another pytree of the state, as a mean of them.
         returned: Makes of the new parameters and the rest what the step returns.
         steps: How many are taken; every second is recorded.
+        last: What the inputs of the last one are multiplied by.
     """
     with gs.Probe(folder, every=2) as probe:
 
@@ -62,9 +63,10 @@ def faults(
 
         step = probe.jit(train_step)
         state, opt_state = _State(params, None if other is None else other(params)), optimizer.init(params)
-        for _ in range(steps):
+        for number in range(steps):
+            batch = BATCH | {"x": BATCH["x"] * last} if number == steps - 1 else BATCH
             with jax.numpy_dtype_promotion("standard"):  # which Adam needs
-                out, opt_state = step(state, opt_state, BATCH)
+                out, opt_state = step(state, opt_state, batch)
             state = out if isinstance(out, _State) else _State(*out[::-1])
     with History(folder) as history:
         return [fault.why for fault in stated_faults(history) if fault.rule == "misapplied"]
@@ -130,6 +132,12 @@ def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_loops_whose_parameters_move_by_their_updates(loop: dict[str, Any], tmp_path: Path) -> None:
     assert faults(tmp_path, **loop) == []
+
+
+@pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
+def test_a_step_that_is_not_finite_does_not_take_back_what_the_others_say(broken: float, tmp_path: Path) -> None:
+    (why,) = faults(tmp_path, change=plus(1.0), steps=9, last=broken)
+    assert "as where these are added twice" in why
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (9000,), (300, 40), (2, 3, 5000), (70, 70, 9)])
