@@ -222,7 +222,6 @@ def test_the_command_dumps_a_model_that_is_spread_over_processes(finished: tuple
     assert all(row["status"] == "same" for row in compared.json["rows"])
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_at_the_commit_is_noticed_within_the_heartbeat(
     dying: tuple[Path, list[Future[tuple[Finished, float]]]],
 ) -> None:

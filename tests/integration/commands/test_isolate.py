@@ -214,6 +214,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 def test_the_code_before_a_layer_comes_with_it_where_only_that_shows_the_fault(tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(BRANCHES)
     (tmp_path / "wrong.py").write_text(BRANCHES.replace("1.0 * cotangent", "1.1 * cotangent"))

@@ -158,6 +158,7 @@ def test_devices_that_are_not_there_or_share_no_examples_are_refused(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_run_of_one_through_a_lost_one(
     lost: tuple[Path, list[subprocess.Popen[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

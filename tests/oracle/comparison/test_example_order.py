@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -213,6 +214,7 @@ def _convolved(x: Any, kernel: Any, layouts: tuple[str, str, str]) -> Any:
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layouts)
 
 
+@cache
 def _channels_first() -> Dump:
     """An image network whose images, of as many channels as rows, have their channels first."""
 
@@ -227,6 +229,7 @@ def _channels_first() -> Dump:
     return gs.capture(loss, weights, {"x": _IMAGES, "y": _TARGETS})
 
 
+@cache
 def _channels_last(fault: str = "") -> Dump:
     """A port that has them last, with the examples in another order and under other names."""
 

@@ -63,6 +63,7 @@ def test_a_fault_in_it_is_told_at_its_place(how: str, said: str) -> None:
         assert said in found.sentence, found.sentence
 
 
+@cache
 def _piecewise(*, stopped: bool, slope: float) -> Dump:
     """A penalty on the gradient of a critic that is linear around almost every point."""
 

@@ -38,6 +38,7 @@ def _captured(network: Callable[[Any, Any], Any], params: Any = PARAMS, dtype: A
         return gs.capture(loss, *cast, origins=False)
 
 
+@cache
 def _with_positions(shape: tuple[int, ...], *, shift: int = 0, name: str = "table") -> Dump:
     """A network that adds positions, of one example, of none, or of all."""
 
@@ -183,6 +184,7 @@ def test_an_axis_of_one_element_may_be_dropped_within_a_layer_or_behind_it(insid
     assert wrong.sentence.startswith("Forward first differs at `score` (rel_l2 0.10, made here"), wrong.sentence
 
 
+@cache
 def _with_norm(place: str, *, size: float = 1.0, running: bool = False) -> Dump:
     """A network with a norm over the examples behind a bias, which is added in one of several places or in none."""
 
@@ -261,6 +263,7 @@ def test_a_factor_may_be_that_of_a_residual_stream_or_of_its_branches(scaled: bo
     assert wrong.sentence.startswith("Forward first differs at `last` "), wrong.sentence
 
 
+@cache
 def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.0, fault: str = "") -> Dump:
     """A network whose embedding is multiplied within its layer or behind it, of which norms read a residual stream."""
     embed, *blocks, head = names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -79,6 +80,7 @@ def test_layers_that_use_each_others_parameters_by_mistake_keep_their_names() ->
     assert found.sentence.startswith("Forward first differs at `left` "), found.sentence
 
 
+@cache
 def _blocks(block: str, dense: str, *, transposed: bool = False) -> Dump:
     """The dump of a block and the dense layer behind it, under two names."""
 
@@ -105,6 +107,7 @@ def test_a_name_that_is_a_block_in_one_program_and_a_layer_in_the_other_pairs_ne
     assert faulty.sentence.startswith("Forward first differs at `downsample` "), faulty.sentence
 
 
+@cache
 def _repeated(*, scanned: bool) -> Dump:
     """The dump of a scope around a scan over blocks, or around as many blocks, the last of which returns its output."""
 
@@ -137,6 +140,7 @@ def test_a_scope_that_returns_what_its_last_part_does_has_its_name_in_a_scanned_
     assert {row.status for row in found.rows} == {"same"}
 
 
+@cache
 def _encoder(*, scoped: bool, layers: int = 2) -> Dump:
     """The dump of a scope around two layers and a table of its own, or of the same without any scope."""
     parts = ("first", "last") if scoped else ("one", "two")
@@ -167,6 +171,7 @@ def test_a_scope_is_no_pair_with_a_layer_that_has_its_name_from_one_of_its_param
     assert "the shape is" not in without_last.sentence, without_last.sentence
 
 
+@cache
 def _cell(*, cell_first: bool, forget: float = 0.0) -> Dump:
     """The dump of a recurrent network of one gate, whose loop carries `(h, c)` or `(c, h)`."""
 

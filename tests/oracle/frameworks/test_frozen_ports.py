@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ class _Net(nn.Module):
         return self.head(torch.tanh(self.trunk(torch.tanh(self.stem(x))))) * scale
 
 
+@cache
 def _captured(*, frozen: bool) -> tuple[Dump, dict[str, Any]]:
     torch.manual_seed(2)
     module = _Net()

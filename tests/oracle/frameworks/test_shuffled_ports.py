@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ class _Net(nn.Module):
         return self.out(torch.tanh(self.inner(self.emb(tokens))).mean(1))
 
 
+@cache
 def _pair(sizes: tuple[int, int, int], fault: str = "", *, tokens_first: bool = False) -> tuple[Dump, Dump]:
     """A module whose tokens are of 64 bits, and its port with tokens of 32, and perhaps the axis of tokens before."""
     torch.manual_seed(6)

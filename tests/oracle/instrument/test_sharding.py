@@ -381,6 +381,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_the_same_on_four_devices() -> None:
     others = ["-q", "-p", "no:cacheprovider", "-k", "sum_over or moves or one_value", __file__]
     run = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES, *others], capture_output=True, text=True, check=False)

@@ -49,6 +49,7 @@ def _attention(params: Any, x: Any, fault: str = "", *, one_by_one: bool = False
     return jnp.mean(jnp.tanh(out) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("fault", ["", "scores"])
 def test_the_bias_of_the_keys_is_wrong_only_where_it_is_not_rounding(tmp_path: Path, dtype: Any, fault: str) -> None:

@@ -143,6 +143,7 @@ def test_compiled_with_whatever_flags_a_run_is_the_one_operation_by_operation(tm
     assert not all(row.metrics["bit_equal"] for row in flagged.rows if row.compared)
 
 
+@cache
 def scaled(factor: float, *, reordered: bool = False) -> gs.Dump:
     """A linear model whose loss is a multiple, or whose sum runs in another order."""
 

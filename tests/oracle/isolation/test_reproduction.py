@@ -41,6 +41,7 @@ def ran(folder: Path, found: Reproduction) -> Ran:
     return run_here(path)
 
 
+@pytest.mark.slow
 def test_an_attention_layer_in_a_scanned_and_checkpointed_network(tmp_path: Path) -> None:
     model = Transformer(layers=2, width=16, heads=2, vocabulary=8, length=4)
     found = reproduction(model.loss, model.init(jax.random.key(0)), model.batch(jax.random.key(1), 2), "block[1]/attn")
@@ -51,6 +52,7 @@ def test_an_attention_layer_in_a_scanned_and_checkpointed_network(tmp_path: Path
     assert max(done.errors.values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> None:
     model = ShortResNet(depth=18, image_size=16, classes=4)
     variables = jax.jit(model.init)(jax.random.key(0))
@@ -344,6 +346,7 @@ def test_what_jax_cannot_differentiate_has_no_gradient_in_the_script(tmp_path: P
     assert ran(tmp_path, found).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "layer"), [(noisy, "noise"), (grouped, "experts")])
 def test_random_numbers_and_groups_can_be_written(tmp_path: Path, loss: Any, layer: str) -> None:
     found = reproduction(loss, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, layer)

@@ -41,6 +41,7 @@ def plain(name: str) -> tuple[Case, Any, list[bytes]]:
 SCANNED = "transformer, scanned and checkpointed"
 
 
+@pytest.mark.slow
 def test_operation_by_operation_a_step_that_observes_gives_the_same_bits() -> None:
     case, arguments, expected = plain(SCANNED)
     with jax.disable_jit():

@@ -59,6 +59,7 @@ def _as_users_run_it() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "half-underflow",
@@ -72,6 +73,7 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     assert FAULTS[name].is_found(findings), findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["mlp, batch 4, bfloat16", "attention masked by -inf",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(re
     assert "in addition" not in found.sentence
 
 
+@cache
 def _packed(order: tuple[int, int, int], names: tuple[str, str], *, other_layer: float = 1.0) -> Dump:
     """A gated layer whose three kernels are one, in an order that the program does not know, and a dense layer."""
     kernel = np.concatenate([list(KERNELS.values())[index] for index in order], 1)
@@ -101,6 +103,7 @@ def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made
     assert "layout" not in gs.compare(one, _packed((0, 1, 2), ported, other_layer=1.1)).sentence
 
 
+@cache
 def _chaotic(*, reordered: bool = False, slope: float = 0.9) -> Dump:
     """Layers of a tent map, each of which makes 1.9 times of an error, and two ways to compute it.
 

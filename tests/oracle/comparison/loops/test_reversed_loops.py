@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ ROWS = _draw(size=(5, WIDTH)).astype(np.float32)
 STEPS = _draw(size=(4, 5, WIDTH)).astype(np.float32)
 
 
+@cache
 def _layers(
     reverse: bool,
     *,
@@ -74,6 +75,7 @@ def test_a_loop_that_takes_its_layers_the_wrong_way_round_has_them_by_their_numb
     assert "which reads `value`, and in the candidate `layers[1]`" in found.sentence, found.sentence
 
 
+@cache
 def _recurrent(reverse: bool, *, flipped: bool, function: Callable[[Any], Any] = jnp.tanh) -> Dump:
     """A recurrent layer from the last step on, by a scan in reverse or over steps that are reversed before."""
 

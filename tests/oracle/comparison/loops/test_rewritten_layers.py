@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,7 @@ KERNELS = [np.random.default_rng(number).normal(size=(WIDTH, WIDTH)).astype(np.f
 READ = np.random.default_rng(9).normal(size=(LENGTH, WIDTH)).astype(np.float32)
 
 
+@cache
 def unrolled() -> gs.Dump:
     def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
         x = batch["x"]
@@ -125,6 +127,7 @@ def unrolled() -> gs.Dump:
     return gs.capture(loss, {f"layers.{number}": each for number, each in enumerate(KERNELS)}, {"x": READ})
 
 
+@cache
 def scanned(*, backwards: bool = False, first: int = 0, last: int = 4) -> gs.Dump:
     """The same layers in a scan, which takes the last of them first, or leaves some out."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ class _Masked(nn.Module):
         return self.second(torch.tanh(self.first(x)) * kept)
 
 
+@cache
 def _compared(factor: float) -> gs.Comparison:
     """A port that selects by a mask that PyTorch multiplies by, and has labels in its batch."""
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def _reference(folder: Path, *, behind: bool = False) -> gs.Dump:
     return gs.load(folder / "reference.npz")
 
 
+@cache
 def _port(fault: str = "") -> gs.Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["image"]

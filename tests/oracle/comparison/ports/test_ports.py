@@ -110,6 +110,7 @@ def test_an_image_on_its_side_is_reported_where_no_parameter_is(width: int, chan
     assert "may be the cause" not in port(kernel * 1.1, image).sentence
 
 
+@cache
 def _transposing(*, port: bool, slope: float = 1.0) -> Dump:
     """Three layers; the port keeps its kernels on their side, and the second layer's output `[8, 4]` for `[4, 8]`."""
     names = [f"blocks.{number}" for number in "abc"] if port else ["fc1", "fc2", "fc3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -148,11 +149,11 @@ FAULTS: Final = {
 #: Kind, directions, layers, and the faults: all of one layer, and of several one of each part of it.
 SIZES: Final = [
     ("GRU", 1, 1, tuple(FAULTS)),
-    ("GRU", 2, 1, ("swapped", "turned", "initial", "mask")),
-    ("GRU", 2, 2, ("reset", "order", "turned")),
-    ("LSTM", 1, 1, tuple(FAULTS)),
+    pytest.param("GRU", 2, 1, ("swapped", "turned", "initial", "mask"), marks=pytest.mark.slow),
+    pytest.param("GRU", 2, 2, ("reset", "order", "turned"), marks=pytest.mark.slow),
+    pytest.param("LSTM", 1, 1, tuple(FAULTS), marks=pytest.mark.slow),
     ("LSTM", 2, 1, ("forget", "output", "turned")),
-    ("RNN", 1, 1, tuple(FAULTS)),
+    pytest.param("RNN", 1, 1, tuple(FAULTS), marks=pytest.mark.slow),
     ("RNN", 1, 2, ("relu", "turned")),
 ]
 
@@ -175,6 +176,7 @@ def test_what_a_recurrent_layer_does_otherwise_is_told(
         assert f", and in the reference {ref}" in sentence, (fault, sentence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directions", [1, 2])
 def test_it_is_told_where_the_last_states_alone_are_read(directions: int) -> None:
     reference, weights = _reference("GRU", directions=directions, ends=True)
@@ -187,6 +189,7 @@ def test_it_is_told_where_the_last_states_alone_are_read(directions: int) -> Non
         assert f", and in the reference {ref}" in found.sentence, (fault, found.sentence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_state_is_no_other_iteration_of_a_port_than_its_last(kind: str) -> None:
     """PyTorch calls it `rnn.1`, and the second step of a loop in the scope `rnn` is `rnn[1]`."""
@@ -200,6 +203,7 @@ def test_the_last_state_is_no_other_iteration_of_a_port_than_its_last(kind: str)
         assert (pairs["rnn.1"] or f"rnn[{STEPS - 1}]").startswith(f"rnn[{STEPS - 1}]"), (fault, pairs)
 
 
+@cache
 def _small(fault: str, *, size: int, states: int) -> gs.Comparison:
     """Compares an LSTM that reads as many examples as steps with a port in a scope of its name."""
     torch.manual_seed(1)
@@ -240,6 +244,7 @@ def test_the_states_of_a_layer_are_no_stack_of_the_first_results_of_iterations()
     assert _small("", size=6, states=6).verdict == "same"
 
 
+@pytest.mark.slow
 def test_no_form_is_told_where_several_others_make_what_the_layer_has() -> None:
     """Cell states that are positive are the same with a rectifier and without a function."""
     found = _small("output", size=8, states=1)
@@ -259,6 +264,7 @@ def test_it_is_told_of_one_direction_alone() -> None:
     assert told in gs.compare(reference, _port("GRU", "", other, directions=2)).sentence
 
 
+@pytest.mark.slow
 def test_no_form_is_told_that_a_right_layer_may_have_beside_its_output() -> None:
     reference, weights = _reference("LSTM", directions=2)
     # Its cell states, and its second direction before that is turned.

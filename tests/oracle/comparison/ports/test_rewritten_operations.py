@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import jax
@@ -71,6 +72,7 @@ def test_a_fault_of_a_rewritten_layer_is_one_in_that_layer() -> None:
     assert first.name.startswith("attn")
 
 
+@cache
 def _classified(logits: Callable[[Any, Any], Array], loss: Callable[[Array, Any], Array]) -> MemoryDump:
     """A classifier of tokens behind an attention, whose keys have a bias that rounding alone has a gradient of."""
     params = {**PARAMS, "bias": drawn(8, SIZE)}
@@ -129,6 +131,7 @@ def test_another_loss_of_other_operations_is_a_difference() -> None:
     assert found.verdict == "different"
 
 
+@cache
 def _sequences(*, batch_first: bool, scale: float = 1.0) -> Dump:
     """A recurrent sum over time, with the batch or the time first, under the same names."""
 

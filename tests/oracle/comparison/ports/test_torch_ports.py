@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool, name: str) 
     assert found.first_divergence.forward is None
 
 
+@cache
 def _tied(*, tied: bool) -> gs.Comparison:
     """An embedding whose table PyTorch's last layer shares, against a port that has one name for it, or none of it."""
     torch.manual_seed(0)
@@ -1078,6 +1080,7 @@ def test_biases_of_zero_may_have_an_axis_of_heads(ops: bool) -> None:
         assert found.verdict == "same", found.sentence
 
 
+@cache
 def _normalised(*, momentum: float, unbiased: bool, mean_of_zero: bool) -> tuple[Dump, Dump, dict[int, str]]:
     """Two batch norms at initialisation, captured from PyTorch, the port, and the names that the port has for both."""
     torch.manual_seed(0)

@@ -73,6 +73,7 @@ def test_an_epsilon_is_found_among_the_errors_that_are_carried_on() -> None:
     assert first.name == "norm11"
 
 
+@pytest.mark.slow
 def test_a_loss_may_be_as_far_apart_as_its_values_make_it_and_no_further() -> None:
     offset = 0.999 * float(reference().loss or 0.0)  # the loss moves by a thousand times the error of its values
     exact, rounded = captured(AT_ONCE, offset=offset), captured(IN_PARTS, offset=offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -175,6 +176,7 @@ def test_the_gradient_of_a_branch_that_adds_very_little_is_none_of_rounding(time
     assert found.verdict == ("same" if times == 1.0 else "different")
 
 
+@cache
 def _cross_attention(*, ported: bool) -> gs.Dump:
     """Learned queries attend to each other without a scope before they have read anything: all values are the same."""
     names = ("query", "key", "value", "out")

@@ -190,6 +190,7 @@ def test_signs_that_flip_are_reported_where_an_optimizer_would_act_on_them() -> 
     assert "100 % of its signs flip" in row.why
 
 
+@cache
 def _attention(*, scanned: bool, checkpointed: bool = False) -> Dump:
     """Transformer blocks, all of them called `block`, scanned or written out."""
 
@@ -232,6 +233,7 @@ def test_a_scanned_transformer_is_the_same_as_its_blocks_written_out(*, checkpoi
         assert counterparts[expected[0]] == expected[1]
 
 
+@cache
 def _biased_keys(*, scopes: bool, packed: bool = False) -> Dump:
     """An attention whose keys have a bias, to which no softmax gives a gradient; with scopes inside or without any."""
     names = ("query", "key", "value")

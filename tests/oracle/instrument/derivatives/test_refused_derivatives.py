@@ -70,7 +70,13 @@ def _loss(function: Function) -> Function:
     return loss
 
 
-@pytest.mark.parametrize("name", [*PARTLY, *NOT])
+#: Functions that LLVM takes half a minute over, where it optimises.
+LARGE = ("the order of a polygamma function", "the shape of a distribution")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in (*PARTLY, *NOT)]
+)
 @pytest.mark.parametrize("ops", [True, "inputs"])
 def test_a_refused_operand_is_constant_as_in_the_plain_program(name: str, ops: Any) -> None:
     loss, params = _loss((PARTLY | NOT)[name]), {"a": MANY, "x": OTHERS}

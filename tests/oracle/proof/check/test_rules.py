@@ -581,6 +581,7 @@ def test_a_note_has_the_places_of_stopped_values(name: str) -> None:
     assert [place.rpartition(":")[0] for place in found.stopped] == (["test_rules.py"] if is_told else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inner", "verdict"), [(squared, "correct"), (half_squared, "wrong")])
 def test_a_draw_of_a_gamma_distribution_has_the_derivative_of_a_quantile(inner: Any, verdict: str) -> None:
     found = proof(lambda w, x: jax.random.gamma(jax.random.key(0), 1.0 + inner(x @ w)).sum())

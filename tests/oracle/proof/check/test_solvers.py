@@ -228,7 +228,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "integrator" in name else ()) for name in RIGHT]
+)
 def test_a_gradient_is_as_exact_as_its_solver(name: str) -> None:
     found = gradient(RIGHT[name])
     assert found.status == "correct"
@@ -246,6 +248,7 @@ def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None
     assert gradient(equilibrium(begun)).status in ("correct", "not checked")
 
 
+@pytest.mark.slow
 def test_a_small_error_is_not_wrong_where_a_solver_reaches_no_smaller_tolerance() -> None:
     assert gradient(equilibrium(wandering)).status in ("correct", "not checked")
     assert gradient(equilibrium(wandering, factor=1.01)).status == "wrong"
@@ -306,6 +309,7 @@ def transported() -> Callable[[Any, Any], Any]:
     return lambda w, batch: transport((((batch["x"] @ w)[:, None] - batch["y"][None]) ** 2).sum(-1))
 
 
+@pytest.mark.slow
 def test_an_error_of_a_solver_that_is_small_along_one_direction_by_chance_is_no_fault() -> None:
     of_weights, of_batch = jax.random.split(jax.random.key(0))
     w = jax.random.normal(of_weights, (3, 2))
@@ -378,6 +382,7 @@ def test_a_map_that_is_not_chaotic_yet_is_checked() -> None:
     assert gradient(chaotic(5)).status == "correct"
 
 
+@pytest.mark.slow
 def test_a_rule_whose_solver_stops_too_early_to_tell_is_not_checked_with_the_reason() -> None:
     def loss(w: Any, x: Any) -> Any:
         matrix = jnp.diag(jnp.linspace(1.0, 30.0, 4)) + w @ w.T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -89,6 +89,7 @@ def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too(refe
     assert _first(found) == "embed", found.sentence
 
 
+@cache
 def _routed(*, ported: bool, auxiliary: bool = True) -> Dump:
     """A router that returns logits, which a term of the loss reads, too, or the experts' shares."""
 
@@ -126,6 +127,7 @@ def test_a_layer_states_what_its_output_is_computed_from_outside_all_scopes() ->
     assert layers["head"].sources == ()
 
 
+@cache
 def _named_alike(*, ported: bool, factor: float = 2.0) -> Dump:
     """A layer whose scope a port has around another part of it, under a name that only resembles the reference's."""
 
@@ -198,6 +200,7 @@ def test_names_that_resemble_each_other_are_a_pair_where_a_factor_of_zero_hides_
     assert _first(gs.compare(reference, wrong)) == "Block_0/act"
 
 
+@cache
 def _pooled(*, ported: bool, stopped: bool = False) -> Dump:
     """A rectifier before a maximum of windows, some of them all zero: one of two maxima divides its gradient there."""
 
@@ -252,6 +255,7 @@ def test_a_recurrence_that_is_scanned_by_halves_is_the_same() -> None:
     assert found.verdict == "same", found.sentence
 
 
+@cache
 def _queried(*, port: bool, transposed: bool = False) -> Dump:
     """Attention over many values that are alike, which hides most of what is wrong with its query."""
     draw = np.random.default_rng(5).normal
@@ -277,6 +281,7 @@ def test_products_of_one_kernel_are_a_pair_whatever_trace_they_leave() -> None:
     assert found.sentence.startswith("Forward first differs at `query`"), found.sentence
 
 
+@cache
 def _normalised(*, port: bool, epsilon: float = 1e-6) -> Dump:
     """A norm before a dense layer without bias whose rows have the length one, which hides how large the norm's are."""
     draw = np.random.default_rng(6).normal
@@ -306,6 +311,7 @@ def test_what_products_of_one_kernel_are_computed_from_is_a_pair_whatever_trace_
     assert found.sentence.startswith("Forward first differs at `scale`"), found.sentence
 
 
+@cache
 def _attenuated(*, ported: bool, stopped: bool = False) -> Dump:
     """A branch of two functions and of little weight, through whose middle half of the gradient may not come back."""
 
@@ -356,6 +362,7 @@ def test_a_pair_by_place_is_kept_in_a_selection_where_it_is_kept_in_the_whole() 
     assert found.row.counterpart == PORTED["gate"]
 
 
+@cache
 def _untrained(*, ported: bool, exact: bool = False) -> Dump:
     """A network whose logits are small, as before it is trained, so that the loss hardly depends on its layers."""
 
@@ -386,6 +393,7 @@ def test_a_small_error_that_the_loss_cannot_show_refutes_no_pair() -> None:
     assert "which reads the gelu by tanh of `up`, and in the candidate the gelu by erf" in found.sentence
 
 
+@cache
 def _scaled_branch(*, ported: bool, approximate: bool = False) -> Dump:
     """A branch that is scaled before it is added, so that the sum shows little of what is wrong in it."""
     draw = np.random.default_rng(12).normal
@@ -415,6 +423,7 @@ def test_a_product_with_a_function_of_what_both_read_is_a_pair_however_small_its
     assert reads in found.sentence
 
 
+@cache
 def _activated(*, inside: bool, fault: bool = False) -> Dump:
     """Two layers with a function each, inside of their scopes or behind them; only the second has one name in both."""
     draw = np.random.default_rng(13).normal
@@ -441,6 +450,7 @@ def test_a_pair_by_name_behind_a_wrong_guess_may_be_two_steps_of_one_computation
     assert wrong.verdict == "different"
 
 
+@cache
 def _small_branches(path: str, *, function: Callable[[Any], Any] = jnp.tanh) -> Dump:
     """Blocks whose branches are small beside what they are added to, and end with a layer that reads no entry."""
 
@@ -476,6 +486,7 @@ FULL_KERNEL = _draw(size=(3, 3, 4, 4)).astype(np.float32) / 5
 IMAGES = _draw(size=(4, 24, 24, 4)).astype(np.float32)
 
 
+@cache
 def _averaged(conv: str, gate: str, head: str, *, flip: bool, hides: tuple[float, float]) -> Dump:
     """A depthwise convolution of which an average is left, which flipping its kernel hardly changes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ MEAN, DEVIATION = (_draw(size=(4, 3)).astype(np.float32) for _ in range(2))
 BATCH = {"x": _draw(size=(5, 4)).astype(np.float32), "y": _draw(size=(5, 3)).astype(np.float32)}
 
 
+@cache
 def _reference() -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("mean"):
@@ -36,6 +38,7 @@ def _reference() -> Dump:
     return gs.capture(loss, {"mean": MEAN, "deviation": DEVIATION}, BATCH, origins=False)
 
 
+@cache
 def _candidate(factor: float = 0.5) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("head"):

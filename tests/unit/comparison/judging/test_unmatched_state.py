@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -93,6 +94,7 @@ MOVING = {
 }
 
 
+@cache
 def _moving(names: tuple[str, ...], momentum: float = 0.1, *, biased: bool = False) -> Dump:
     """Two layers, after each of which running statistics move; their names are those of the layers, or are numbered."""
     apart = names != tuple(WIDE)
@@ -124,6 +126,7 @@ def test_statistics_that_move_by_another_momentum_are_compared_with_those_that_m
 EDGES = {"sender": np.array([0, 1, 1, 3, 4], np.int32), "receiver": np.array([1, 0, 2, 2, 3], np.int32)}
 
 
+@cache
 def _graph(name: str, *, edges: bool = True, matrix: bool = False, slope: float = 1.0) -> Dump:
     """A sum over the edges of a graph, which are a list of them or a matrix."""
     dense = np.zeros((5, 5), np.float32)

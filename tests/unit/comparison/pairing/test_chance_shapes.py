@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ KERNELS = [(_draw(size=(SIZE, SIZE, 3, 3)) / 6).astype(np.float32) for _ in rang
 IMAGES = _draw(size=(SIZE, SIZE, SIZE, SIZE)).astype(np.float32)
 
 
+@cache
 def _dump(names: tuple[str, str], *, channels_last: bool, padding: tuple[int, int] = (1, 1)) -> Dump:
     numbers = ("NHWC", "HWIO", "NHWC") if channels_last else ("NCHW", "OIHW", "NCHW")
 
@@ -48,6 +50,7 @@ def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_
     assert first.metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
 
 
+@cache
 def _mixing(*, channels_last: bool, bias: float = 0.5) -> Dump:
     """Two convolutions with a dense layer between, which has its channels last in both programs."""
     numbers = ("NHWC", "HWIO", "NHWC") if channels_last else ("NCHW", "OIHW", "NCHW")
@@ -82,6 +85,7 @@ def test_a_layer_with_another_order_of_axes_than_the_others_is_compared_as_it_is
     assert first.metrics["rel_l2"] == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-4)
 
 
+@cache
 def _along_time(*, channels_last: bool, padding: tuple[int, int] = (1, 1)) -> Dump:
     """Two convolutions along time between dense layers, which have their channels last in both programs."""
     draw = np.random.default_rng(5).normal

@@ -43,6 +43,7 @@ def _reference() -> Dump:
     return gs.capture(loss, weights, {"image": IMAGE}, origins=False)
 
 
+@cache
 def _candidate(*, by_columns: bool, used: bool = False) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["image"].reshape(2, 3, 3, 2, 4, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ RAW = [
 HEAD, X = drawn(50, 8, 3), drawn(51, 6, 8)
 
 
+@cache
 def _stack(*, of_port: bool = False, first: int = 0, blocks: bool = True, fault: str = "") -> Dump:
     """Returns the dump of residual blocks with a norm and two dense layers, which a port counts from another number."""
     weights: dict[str, Any] = {"out" if of_port else "head": HEAD}
@@ -81,6 +83,7 @@ def test_a_term_that_is_left_out_of_a_sum_is_none_of_it() -> None:
     assert ", made here; it is the reference's less `layers.1`). " in found.sentence, found.sentence
 
 
+@cache
 def _square_layers(*, scanned: bool, fault: str = "") -> Dump:
     """Returns the dump of square layers, which a program that scans over them has transposed."""
     kernels = [drawn(60 + number, 8, 8) / 3 for number in range(LAYERS)]

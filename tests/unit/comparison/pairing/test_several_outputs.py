@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ def _running(x: Any, kernel: Any) -> Any:
     return jnp.tanh(jnp.cumsum(x @ kernel, axis=1))
 
 
+@cache
 def _reference() -> Dump:
     """A layer that returns both directions, and the last values of both, as a recurrent one of PyTorch does."""
 
@@ -35,6 +37,7 @@ def _reference() -> Dump:
     return gs.capture(loss, {"forth": FORTH, "back": BACK, "out": OUT}, {"x": TOKENS}, origins=False)
 
 
+@cache
 def _port(*, wrong: bool) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["image"]
@@ -59,6 +62,7 @@ def test_an_output_of_another_size_is_no_counterpart_of_one_of_several() -> None
     assert "Forward first differs at `rnn.0`" in found.sentence, found.sentence
 
 
+@cache
 def _cell(*, of_port: bool, fault: str = "") -> Dump:
     """A cell in a loop over steps that returns `(h, c)`, or `(c, h)` as a port has it."""
     names = ("LSTM_0", "Dense_0") if of_port else ("cell", "out")

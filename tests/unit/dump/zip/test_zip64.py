@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.writing.partial_file import PartialFile
@@ -52,6 +53,7 @@ def test_a_member_of_more_than_four_gibibytes_and_one_behind_it(tmp_path: Path) 
         assert archive.read("small.npy") == SMALL
 
 
+@pytest.mark.slow
 def test_more_members_than_sixteen_bits_can_count(tmp_path: Path) -> None:
     count = 65_600
     file = PartialFile(tmp_path / "many.zip")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -44,6 +45,7 @@ def _backward(x: Array, gradient: Array) -> tuple[Array]:
 to_all.defvjp(_forward, _backward)
 
 
+@cache
 def captured(pool: Pool, *, rectified: bool = True, ops: bool = False) -> Dump:
     """A dense layer of images, a rectifier behind which many elements are zero, a pool, and a loss."""
 

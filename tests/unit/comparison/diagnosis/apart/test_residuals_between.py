@@ -109,6 +109,7 @@ def _normalised(x: Any, weight: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * weight[None]
 
 
+@cache
 def _blocks(names: tuple[str, str], *, inside: bool, share: float = 0.5) -> Dump:
     """Two branches of a stream, each a norm and two layers, of which the second is added in part."""
     draw = np.random.default_rng(7).normal

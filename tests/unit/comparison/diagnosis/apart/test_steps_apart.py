@@ -125,6 +125,7 @@ STEPS: dict[str, Any] = {
 }
 
 
+@cache
 def _chain(step: str, *, inside: bool, fault: str = "") -> Dump:
     """Four dense layers, of which the first has a step inside or behind it."""
 
@@ -158,6 +159,7 @@ def test_a_step_inside_of_a_layer_or_behind_it_under_one_name_is_no_fault(step: 
         assert found.sentence.startswith(f"Forward first differs at `{first}`"), (fault, found.sentence)
 
 
+@cache
 def _scaled(*, inside: bool, fault: str = "", dropout: bool = False) -> Dump:
     """Three dense layers, of which the second reads half of the first, perhaps behind a dropout that does nothing."""
 
@@ -192,6 +194,7 @@ def test_a_factor_is_of_the_layer_or_of_what_it_reads() -> None:
     assert without.sentence.startswith("Forward differs at `two` (rel_l2 0.10), and before it `drop` is only in the")
 
 
+@cache
 def _deep(factor: float) -> Dump:
     """Eight layers, of which the second multiplies by a factor."""
 

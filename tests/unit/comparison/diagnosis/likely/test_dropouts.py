@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -76,6 +77,7 @@ def test_the_sentence_tells_that_both_programs_draw_a_mask(residual: bool) -> No
     assert words in gs.compare(one, other).sentence
 
 
+@cache
 def _program(dropped: Callable[[Any], Any], *, residual: bool) -> Dump:
     def loss(weights: Any, x: Any) -> Any:
         with jax.named_scope("first"):
@@ -102,6 +104,7 @@ def test_the_sentence_tells_a_dropout_that_is_left_on(residual: bool) -> None:
         assert f"; it is the reference's {words} a dropout{added}, which sets " in sentence
 
 
+@cache
 def _embedded(*, of_port: bool) -> Dump:
     """A norm behind embeddings; the port has one scope around all of it, and a dropout that is left on."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ PARAMS = {"w": drawn(1, CHANNELS * HEIGHT * WIDTH, FEATURES), "b": drawn(2, FEAT
 BATCH = {"x": drawn(3, 4, CHANNELS, HEIGHT, WIDTH)}
 
 
+@cache
 def captured(axes: tuple[int, ...], *, scope: bool, factor: float = 1.0) -> gs.Dump:
     """Returns the dump of a dense layer behind an image; without a scope, what is flattened has no entry."""
 

@@ -155,6 +155,7 @@ def test_a_gradient_that_is_the_same_is_no_multiple() -> None:
     assert not found.losses.explains, found.sentence
 
 
+@cache
 def _residual(scale: float, dtype: str) -> Dump:
     """A network whose residuals are multiplied by a factor, so that the loss and all gradients are larger."""
 

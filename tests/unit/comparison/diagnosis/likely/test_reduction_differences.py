@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -102,6 +103,7 @@ def test_what_differs_in_norms_behind_the_same_reduction_is_told() -> None:
     assert ", made here; it adds 1.0e-2 to the variance, and the reference 1.0e-5" in found.sentence
 
 
+@cache
 def _flattened(kind: str, *, port: bool) -> Dump:
     """A dense layer that reads a pooled image, flattened; the port has the channels last."""
     drawn = np.random.default_rng(6).normal

@@ -73,6 +73,7 @@ def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
     assert not any("times as far" in gs.compare(kept, each).sentence for each in (other, doubled))
 
 
+@cache
 def _mean_from_zero(momentum: float) -> Dump:
     def loss(variables: Any, batch: Any) -> Any:
         with jax.named_scope("norm"):

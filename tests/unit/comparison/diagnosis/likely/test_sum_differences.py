@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ PARAMS = {name: (DRAW.normal(size=(8, 8)) / 2).astype(np.float32) for name in NA
 BATCH = DRAW.normal(size=(12, 8)).astype(np.float32)
 
 
+@cache
 def _program(join: Callable[[Any, Any, Any], Any]) -> Dump:
     """Returns a capture of a block around a kernel and a shortcut, which joins them by a function."""
 
@@ -118,6 +120,7 @@ def test_a_layer_and_its_last_operation_are_one_term_by_two_names() -> None:
     assert SumDifferences(Dumps(ref=ref, cand=differs), pairs).words(pairs["activation/block"]) == told
 
 
+@cache
 def _scaled(join: Callable[[Any, Any, Any], Any], *, port: bool) -> Dump:
     """Returns a capture of a block that adds a scaled branch, whose channels are last, to an image."""
     order = ("NHWC", "HWIO", "NHWC") if port else ("NCHW", "OIHW", "NCHW")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -63,6 +64,7 @@ def _of_flax(fault: str, weights: Any, batch: Any) -> Any:
     return jnp.square(x - batch["y"]).mean()
 
 
+@cache
 def _candidate(fault: str) -> Dump:
     kernels = {name: kernel.transpose(2, 3, 1, 0) for name, kernel in KERNELS.items()}
     kernels["up"] = KERNELS["up"].transpose(2, 3, 0, 1)[::-1, ::-1]

@@ -19,6 +19,7 @@ WEIGHTS = {name: (_draw(size=(6, 6)) / 2).astype(np.float32) for name in ("in", 
 BATCH = {"x": _draw(size=(8, 6)).astype(np.float32), "noise": _draw(size=(8, 6)).astype(np.float32)}
 
 
+@cache
 def _pooled(*, port: bool, wrong: bool = False) -> Dump:
     """A well-known function and a sum over groups of different sizes, for which a port has no scopes."""
     groups = np.array([0, 0, 0, 1, 1, 2, 2, 2])
@@ -43,6 +44,7 @@ def test_well_known_functions_come_after_what_a_program_computes_by_itself() -> 
     assert [row.name for row in found.blame.suspects] == ["readout", "act"], found.sentence
 
 
+@cache
 def _sampled(*, port: bool, wrong: bool = False) -> Dump:
     """A sample that the loss reads beside a layer; the gradient of another term of the loss is a constant."""
 
@@ -103,6 +105,7 @@ def test_the_step_whose_parameters_get_no_gradient_comes_first(stopped: str, ste
     assert found.blame.suspects[0].name == step, found.sentence
 
 
+@cache
 def _terms(*, port: bool, wrong: bool = False) -> Dump:
     """A loss of two terms, of which a port has neither in a scope."""
 
@@ -133,6 +136,7 @@ def test_a_term_of_the_loss_is_named_where_the_values_that_it_reads_agree() -> N
     )
 
 
+@cache
 def _weighted(*, port: bool, stopped: bool = False) -> Dump:
     """A mean by weights, whose scores have a parameter of their own; a port has no scopes for either."""
 
@@ -157,6 +161,7 @@ def test_a_step_without_parameters_comes_before_the_one_that_gets_no_gradient_th
     assert [row.name for row in found.blame.suspects] == ["shares", "scores"], found.sentence
 
 
+@cache
 def _biased(*, packed: bool, lost: bool = False) -> Dump:
     """A gate and a value, each with a bias; a port has one bias for both, and one that is zero but for the value."""
     gate, value, inner = WEIGHTS["last"][:3]
@@ -195,6 +200,7 @@ def test_the_step_is_at_fault_whose_bias_the_other_program_leaves_out() -> None:
     assert [row.name for row in found.blame.suspects] == ["gru/value"], found.sentence
 
 
+@cache
 def _scanned(*, scopes: bool, fault: bool = False) -> Dump:
     """A causal convolution whose padding is cut off behind it, a rectifier, and a state that adds up a selection."""
     draw = np.random.default_rng(6).normal
@@ -233,6 +239,7 @@ def test_products_of_a_turned_value_and_functions_of_its_beginning_are_suspected
 FEATURES = [np.random.default_rng(61).normal(size=size).astype(np.float32) for size in ((4, 5), (4, 5), (10, 3))]
 
 
+@cache
 def _mixing(*, port: bool = False, swapped: bool = False) -> Dump:
     """Products and sums of the features of two layers, which only the port has a scope for, in one order or another."""
     names = ("Dense_0", "Dense_1", "Dense_2") if port else ("left", "right", "out")

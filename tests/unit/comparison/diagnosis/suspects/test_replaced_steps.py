@@ -22,6 +22,7 @@ INPUTS = _draw(size=(3, 8, 4)).astype(np.float32)
 LAST = _draw(size=(12, 3)).astype(np.float32)
 
 
+@cache
 def _gated(*, port: bool, other_side: bool = False) -> Dump:
     """A gated layer with a residual sum, whose steps a port has in one scope."""
 
@@ -60,6 +61,7 @@ def test_a_step_that_the_other_program_has_inside_of_a_layer_is_suspected_before
     assert [row.name for row in found.blame.suspects] == ["gate"], found.sentence
 
 
+@cache
 def _pooled(names: tuple[str, str, str], *, mean: bool = False, inside: bool) -> Dump:
     """A rectifier and a pooling before a scale, where the port has both steps in one scope."""
 
@@ -133,6 +135,7 @@ def test_a_step_beside_another_is_not_in_its_place(beside: Any, last: Any) -> No
         assert found.sentence.startswith("Forward first differs at `fc2`"), found.sentence
 
 
+@cache
 def _nested(*, inner: bool, slope: float = 1.0) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("down"):
@@ -164,6 +167,7 @@ def test_an_operation_is_found_by_the_elements_of_what_another_makes() -> None:
     assert in_its_place(INPUTS.astype(np.float64), windows.max(2), [windows.max(2)]) is None
 
 
+@cache
 def _packed_gate(*, port: bool, swapped: bool = False) -> Dump:
     """A gate of two halves of a layer, for which only the reference has a scope."""
 

@@ -76,6 +76,7 @@ def _reference() -> Dump:
         return gs.capture(loss, WEIGHTS, {"x": IMAGE}, origins=False)
 
 
+@cache
 def _compared(fault: str) -> Comparison:
     """The comparison with a port in which only layers with parameters have scopes."""
     own = {new: dict(WEIGHTS[old]) for old, new in PORTED.items()}
@@ -192,6 +193,7 @@ def test_the_cotangent_of_the_step_whose_parameters_have_other_gradients_differs
     assert names[0] == "gate", found.sentence
 
 
+@cache
 def _odd(*, port: bool, poisoned: bool = False) -> Dump:
     """A layer whose output is a number, and one that a value without axes is read by."""
 
@@ -217,6 +219,7 @@ def test_numbers_and_what_is_not_finite_are_no_obstacle(poisoned: bool) -> None:
     assert "Forward" in found.sentence
 
 
+@cache
 def _masked(*, ported: bool, wrong: bool = False) -> Dump:
     """Attention that ends with a layer over the features of all heads; its mask is made of an input of integers."""
 
@@ -247,6 +250,7 @@ def test_an_input_without_a_gradient_bears_nothing_out() -> None:
     assert found.blame.made_before
 
 
+@cache
 def _cell(*, ported: bool, forget: float = 1.0, stepped: float = 1.0) -> Dump:
     """A function of a layer that a cell of several values reads, and that no port has a scope for."""
 
@@ -276,6 +280,7 @@ def test_what_a_layer_of_several_values_reads_is_right_where_all_of_them_agree()
     assert not found.blame.unpaired
 
 
+@cache
 def _skipping(*, ported: bool, stopped: bool = False) -> Dump:
     """A layer that a pool reads, for which no port has a scope, and another layer."""
 

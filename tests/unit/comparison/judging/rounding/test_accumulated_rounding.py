@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -230,6 +231,7 @@ def test_a_deep_network_in_bfloat16_is_the_same(reference: Dump) -> None:
     assert any(row.needed and row.needed > defaults.get(row.family, 1) for row in found.rows)
 
 
+@cache
 def _chaotic(*, parts: int = 1, fault: float = 0.0) -> Dump:
     """A network that makes differences larger, whose sums are made in so many parts."""
     kernels = np.random.default_rng(7).normal(size=(24, 32, 32)).astype(np.float32) * (3.5 / 32**0.5)

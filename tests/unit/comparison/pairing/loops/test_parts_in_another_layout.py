@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ EXAMPLES, CHANNELS, OUT = 6, 3, 5
 FIRST, LAST = ("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC")
 
 
+@cache
 def _captured(
     length: int, names: tuple[str, str], *, parts: int, last: bool, factor: float = 1.0, masked: bool = False
 ) -> Dump:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ WEIGHTS = {"kernel": drawn(1, 24, 5)}
 IMAGE = drawn(2, 4, 3, 2, 4)
 
 
+@cache
 def captured(axes: tuple[int, ...], *, identities: int, names: tuple[str, ...]) -> gs.Dump:
     """Returns the dump of a dense layer behind an image that is flattened, with some dropouts in evaluation between."""
 

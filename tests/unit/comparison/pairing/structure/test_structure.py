@@ -23,6 +23,7 @@ HEAD = _draw(size=(6, 2)).astype(np.float32)
 X = _draw(size=(2, 5, 6)).astype(np.float32)
 
 
+@cache
 def _attention(*, packed: bool, scale: float = 1.0) -> Dump:
     """Attention of one head, its projections by one layer or by three; the value is scaled where it is made."""
     names = ("attn/qkv", "out") if packed else ("query", "key", "value", "Dense_0")
@@ -67,6 +68,7 @@ def test_the_output_of_a_packed_layer_is_compared_with_those_of_its_parts() -> N
 GROUPED = [_draw(size=(6, size)).astype(np.float32) for size in (4, 2, 2)]
 
 
+@cache
 def _grouped(*, packed: bool, scale: float = 1.0) -> Dump:
     """Queries that share keys and values, by one layer or by three; the values are scaled where they are made."""
     names = ("query", "key", "value")
@@ -106,6 +108,7 @@ def test_the_parts_of_a_packed_layer_may_have_several_sizes() -> None:
     _says(gs.compare(apart, _grouped(packed=True, scale=1.5)), "value")
 
 
+@cache
 def _headed(*, packed: bool, fault: str = "") -> Dump:
     """Attention of two heads, whose projections have an axis for the heads, or are packed without one."""
 
@@ -152,6 +155,7 @@ def test_the_parts_of_a_packed_layer_may_have_an_axis_for_heads() -> None:
     _says(gs.compare(apart, _headed(packed=True, fault="merged")), "o_proj")
 
 
+@cache
 def _coded(*, packed: bool, slope: float = 1.0) -> Dump:
     """Two layers that read a flattened image, channels first where they are packed into one."""
     image, (mean, deviation) = _draw_image(), (_draw_code(seed) for seed in (1, 2))
@@ -225,6 +229,7 @@ def test_layers_with_the_same_inputs_are_paired(wrong: str, first: str) -> None:
         _says(found, first)
 
 
+@cache
 def _halves(*, packed: bool, fault: bool = False) -> Dump:
     """A layer with two outputs, of which the loss reads one alone."""
     one, other = QKV[:2]
@@ -258,6 +263,7 @@ def test_the_gradient_of_a_packed_kernel_of_which_a_part_is_not_trained_has_zero
         assert gs.compare(reference, wrong).verdict == "different"
 
 
+@cache
 def _rooted(scale: float = 1.0) -> Dump:
     """Two roots in a loss: one in a loop that calls a method of itself, and one with an activation function."""
     weights = {"fc": QKV[0], "mix": QKV[1], "out": HEAD}
@@ -325,6 +331,7 @@ def test_a_root_that_returns_what_its_last_layer_does_may_have_another_name(
     assert pairs.items() >= {"MyNet": "OurNet"}.items()
 
 
+@cache
 def _repeated(*, scanned: bool, fault: bool = False) -> Dump:
     """Three blocks of two dense layers, of which one program has the kernels stacked, for the iterations of a loop."""
     draw = np.random.default_rng(3).normal
@@ -359,6 +366,7 @@ def test_an_iteration_uses_its_slice_of_stacked_parameters() -> None:
     _says(gs.compare(scanned, _repeated(scanned=False, fault=True)), "project[0]")
 
 
+@cache
 def _shortcut(*, of_port: bool) -> Dump:
     """A block with a shortcut, which the port computes and leaves out of the sum; only the port has a scope around."""
     sizes = {"inner/w": (6, 6), "norm/a": (6,), "norm/b": (6,), "short/w": (6, 6), "shift/a": (6,), "shift/b": (6,)}
@@ -393,6 +401,7 @@ def test_a_shortcut_that_is_left_out_of_a_sum_is_not_taken_for_the_sum() -> None
     assert told in found.sentence, found.sentence
 
 
+@cache
 def _stack(*, of_port: bool, fault: bool = False) -> Dump:
     """Returns the dump of three layers that gate a value, in which nothing reads a product of a kernel as it is."""
     block, gate, out = ("layer_{}", "gate_proj", "out_proj") if of_port else ("blocks/{}", "g", "o")
@@ -425,6 +434,7 @@ def test_a_layer_with_the_weights_of_another_one_is_known_by_the_names_that_othe
     assert "it multiplies by `g/2`" in found.sentence
 
 
+@cache
 def _branches(*, of_port: bool, offset: float = 1.0) -> Dump:
     """Returns the dump of a residual block whose shortcut is computed before or after its branch."""
     names = ("block", "norm", "gain", "conv", "short")

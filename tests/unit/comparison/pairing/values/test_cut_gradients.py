@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ INPUTS = _draw(size=(3, 4)).astype(np.float32)
 REFERENCE, PORT = ("first", "second", "third"), ("Dense_0", "Dense_1", "Dense_2")
 
 
+@cache
 def _program(
     names: tuple[str, str, str], data: str, *, cut: bool = False, unread: bool = False, ops: bool = False
 ) -> Dump:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -69,6 +70,7 @@ def test_a_value_of_which_the_loss_reads_all_is_no_slice() -> None:
     assert "the shape is" in found.sentence
 
 
+@cache
 def _graph(padding: int, *, kept: bool = True) -> Dump:
     """A network of two graphs, of which a third one holds nodes and edges that are only there to reach a size."""
     draw = np.random.default_rng(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ def _captured(loss: Callable[..., Any], weights: Any, batch: Any) -> gs.Dump:
         return gs.capture(loss, weights, batch, origins=False)
 
 
+@cache
 def _between(function: Callable[..., Any], *, scope: bool, features: int, image: bool = False) -> gs.Dump:
     """Returns the dump of a function of one layer, or of one and a condition, which another layer reads."""
 
@@ -143,6 +145,7 @@ def test_interpolations_are_told_apart(scope: bool, own: Any, other: Any, words:
         assert f", which reads the {words} of `first`, and in the candidate the {its}." in sentence
 
 
+@cache
 def _rotated(base: float = 1e4, *, neighbours: bool = False, begin: int = 0, share: float = 1.0) -> gs.Dump:
     width, length, heads = 8, 6, 2
 
@@ -184,6 +187,7 @@ def test_rotary_positions_are_told_apart(fault: dict[str, Any], words: str) -> N
     assert told in sentence
 
 
+@cache
 def _of_segments(how: str) -> gs.Dump:
     source, target = np.array([0, 1, 2, 3, 4, 5, 0, 2, 4]), np.array([1, 2, 3, 4, 5, 0, 3, 5, 1])
 
@@ -205,6 +209,7 @@ def test_means_of_segments_are_told_from_sums() -> None:
     assert "of which rows" not in gs.compare(one, _of_segments("max")).sentence
 
 
+@cache
 def _excited(gate: Callable[[Any], Any], *, of_port: bool, flat: bool = False) -> gs.Dump:
     """An image of which each channel is multiplied by a gate, for which no program has a scope."""
     order = _CONV if of_port else ("NCHW", "OIHW", "NCHW")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ WEIGHTS = {
 NAMES = {"fc1": "Dense_0", "fc2": "Dense_1", "head": "head"}
 
 
+@cache
 def _program(*, of_port: bool, form: str = "erf", noise: float = 0.0) -> Dump:
     """A network that has a scope around its GELU as the reference alone, whose kernels are `[outputs, inputs]`."""
     functions = {"erf": lambda x: jax.nn.gelu(x, approximate=False), "tanh": jax.nn.gelu}

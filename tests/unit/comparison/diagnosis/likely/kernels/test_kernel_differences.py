@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 from typing import Any
 
 import jax
@@ -81,6 +82,7 @@ WEIGHTS = {
 }  # fmt: skip
 
 
+@cache
 def _network(
     fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False, biased: bool = True
 ) -> Dump:
@@ -186,6 +188,7 @@ def test_another_function_of_a_step_that_only_the_reference_has_is_told() -> Non
     assert "it reads the softplus of `sum`, and the reference reads the relu of `sum`" in found, found
 
 
+@cache
 def _summed(*, of_port: bool, fault: str = "") -> Dump:
     """A layer that reads the sum of two layers, or of one and positions that are a parameter."""
     names = ("Dense_0", "Dense_1", "Dense_2", "Dense_3") if of_port else ("one", "two", "three", "out")

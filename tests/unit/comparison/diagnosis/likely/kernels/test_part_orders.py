@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ def _attended(parts: Sequence[Array], *, bent: bool) -> Array:
     return jax.nn.softmax(3 * jnp.tanh(scores / 3) + BENT if bent else scores) @ v
 
 
+@cache
 def _reference(*, bent: bool = False) -> gs.Dump:
     weights = {str(n): {"qkv": {"weight": KERNELS[n][0], "bias": KERNELS[n][1]}, "o": OUTS[n]} for n in range(BLOCKS)}
 
@@ -52,6 +54,7 @@ def _reference(*, bent: bool = False) -> gs.Dump:
         return gs.capture(loss, weights, {"x": X}, origins=False)
 
 
+@cache
 def _ported(exchanged: str, *, packed: bool, bent: bool = False) -> gs.Dump:
     weights: dict[str, Any] = {}
     for n in range(BLOCKS):

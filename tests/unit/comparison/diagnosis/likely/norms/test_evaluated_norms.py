@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ WEIGHTS = {"scale": 1 + 0.2 * DRAW.normal(size=CHANNELS), "bias": DRAW.normal(si
 STATE = {"mean": DRAW.normal(size=CHANNELS), "var": DRAW.uniform(0.3, 2.0, CHANNELS)}
 
 
+@cache
 def _program(
     scope: str,
     epsilon: float = 1e-5,

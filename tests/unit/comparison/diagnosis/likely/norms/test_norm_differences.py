@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -98,6 +99,7 @@ def test_two_examples_show_what_is_normalised_and_not_what_is_added_to_their_var
     assert told not in _words(two[:1], _norm(two[:1], LAYER), (by_example[:1] - BIAS) / 2 + BIAS)
 
 
+@cache
 def _image_norm(axes: tuple[int, ...], *, port: bool, flat: bool = False, epsilon: float = 1e-5) -> Dump:
     """A norm of the channels of a convolution, which has them first in the reference; all axes have one size.
 
@@ -175,6 +177,7 @@ def test_norms_that_carry_an_error_and_other_errors_are_no_difference_of_norms()
     assert not _words(IMAGES, ref, (ref - along) * 1.001 + along)
 
 
+@cache
 def _program(epsilon: float, *, steep: float = 1.0, off: float = 0.0) -> Dump:
     """Returns a capture of a norm behind a step that is a little off, and in front of one that is steep."""
     params = {"scale": SCALE.astype(np.float32), "kernel": KERNEL}

@@ -82,6 +82,7 @@ def test_no_sum_is_told_where_the_norm_reads_something_else() -> None:
     assert "it does not subtract the mean, and the reference does" in found.sentence
 
 
+@cache
 def _stacked(*, of_port: bool, epsilon: float = 1e-5) -> Dump:
     """A norm behind a residual block of which one program returns the sum, and the other one only the branch."""
     embed, block, branch, norm = map(jax.named_scope, (*PORT[:1], "Block_0", *PORT[1:3]) if of_port else "ebfn")
@@ -102,6 +103,7 @@ def _stacked(*, of_port: bool, epsilon: float = 1e-5) -> Dump:
     return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
 
 
+@cache
 def _joined(*, of_port: bool, first: int = 0) -> Dump:
     """A norm of two values that are joined in one order or the other, in a layer whose output has a name."""
     one, block, norm = map(jax.named_scope, ("Dense_0", "Block_0", "LayerNorm_0") if of_port else ("a", "b", "norm"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ WEIGHTS = [
 ]  # fmt: skip
 
 
+@cache
 def _blocks(other: str = "", *, port: bool = False, equal: bool = False) -> gs.Dump:
     """A network of blocks, the second of which uses a parameter of the first; nothing has an entry before `down`."""
     names = NAMES if port else {"block": "blocks.{}"} | {name: name for name in WEIGHTS[0]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ KERNELS = {name: drawn(number, FEATURES, FEATURES) for number, name in enumerate
 BATCH = {"x": drawn(9, EXAMPLES, LENGTH, FEATURES), "mask": jnp.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
 
 
+@cache
 def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
     """Returns the dump of an attention with two heads and a mask, whose layers have entries alone."""
 
@@ -148,6 +150,7 @@ def test_a_layer_that_computes_something_else_of_one_attention_reads_the_same(pa
     assert "attention" not in found.sentence
 
 
+@cache
 def inline(fault: str = "") -> gs.Dump:
     """Returns the dump of an attention whose queries, keys and values have kernels of their own and no entries."""
 
@@ -164,6 +167,7 @@ def inline(fault: str = "") -> gs.Dump:
     return gs.capture(loss, KERNELS, {"x": BATCH["x"]})
 
 
+@cache
 def with_entries() -> gs.Dump:
     """Returns the dump of the same attention, whose packed product and last layer have entries."""
 
@@ -197,6 +201,7 @@ def test_a_packed_product_that_only_the_reference_has_an_entry_for_is_that_of_bo
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
 
 
+@cache
 def with_bias(fault: str = "") -> gs.Dump:
     """Returns the dump of an attention of two heads with a position bias."""
 
@@ -229,6 +234,7 @@ def test_what_is_added_to_the_scores_is_told(fault: str, other: str) -> None:
     assert f"which reads {attentions}" in found.sentence
 
 
+@cache
 def of_image(scale: float, *, channels_first: bool) -> gs.Dump:
     """Returns the dump of an attention of the pixels of images, packed by a convolution with a window of one."""
     order = ("NCHW", "OIHW", "NCHW") if channels_first else ("NHWC", "HWIO", "NHWC")
@@ -263,6 +269,7 @@ def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> No
     assert f"which reads {attentions}" in found.sentence
 
 
+@cache
 def of_another_sequence(fault: str = "") -> gs.Dump:
     """Returns the dump of an attention of queries to the keys and values of a longer, masked sequence."""
     keys = LENGTH + 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from tests.support.data import drawn
 TOKENS = jnp.array([[3, 1, 4, 1], [5, 2, 0, 3]], jnp.int32)
 
 
+@cache
 def _embedded(*, of_port: bool, offset: int = 0, other: bool = False) -> gs.Dump:
     """Returns the dump of embeddings of tokens and of positions, which are added up."""
     tokens, positions, head = ("Embed_0", "Embed_1", "Dense_0") if of_port else ("tokens", "positions", "head")
@@ -47,6 +49,7 @@ def test_the_rows_are_told_that_differ(fault: dict[str, Any], name: str, rows: s
     assert f", which looks up {rows} of `{name}`, and in the candidate {others}." in sentence, sentence
 
 
+@cache
 def _bag(pool: str, *, of_port: bool = False) -> gs.Dump:
     """Returns the dump of a bag of embeddings, of which row 0 is padding."""
     bag, head = ("Bag_0", "Dense_0") if of_port else ("bag", "head")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ KERNELS = {"first": _draw(size=(3, 3, 2, 4)), "second": _draw(size=(3, 3, 4, 3))
 IMAGE = _draw(size=(2, 5, 5, 2)).astype(np.float32)
 
 
+@cache
 def _convolutions(mode: str, *, ported: bool) -> Dump:
     """Two convolutions with a rectifier between them, for which a port has no scope."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -75,6 +76,7 @@ def test_a_norm_that_may_be_wrong_is_blamed_itself() -> None:
 CONVOLVED = {"first": _draw(3, 3, 4, 4), "second": _draw(3, 3, 4, 5), "bias": _draw(5), "other": _draw(3, 3, 4, 5)}
 
 
+@cache
 def _convolved(fault: str = "", *, port: bool = False) -> Dump:
     def conv(x: Any, kernel: Any) -> Any:
         padding = [(1, 1), (1, 1)]
@@ -120,6 +122,7 @@ def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault
 PACKED = {"embed": _draw(8, 8), "qkv": {"kernel": _draw(8, 24), "bias": _draw(24)}, "out": _draw(8, 3)}
 
 
+@cache
 def _packed(*, port: bool, swapped: str = "") -> Dump:
     names = ("Dense_0", "Dense_1", "Dense_2") if port else ("embed", "qkv", "out")
     order = np.r_[8:16, 0:8, 16:24]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ WEIGHTS = {name: each.astype(np.float32) for name, each in PARAMS.items()}
 BATCH = _draw(size=(5, 8)).astype(np.float32)
 
 
+@cache
 def _program(*, drop: bool, fault: str = "") -> Dump:
     def loss(weights: Any, x: Any) -> Any:
         with jax.named_scope("first"):
@@ -59,6 +61,7 @@ POOLED = {
 }
 
 
+@cache
 def _pooled(fault: str = "") -> Dump:
     """A convolution, whose maxima of windows a dense layer of fewer outputs than inputs reads."""
 

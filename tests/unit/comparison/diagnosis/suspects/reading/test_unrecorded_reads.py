@@ -116,6 +116,7 @@ def test_a_layer_that_reads_another_input_needs_no_step_before_it() -> None:
     assert "reads" not in found.sentence
 
 
+@cache
 def _normalised(fault: str = "") -> Dump:
     """A dense layer, a norm that reads an activation function of it, and a head; the norm has no kernel."""
 

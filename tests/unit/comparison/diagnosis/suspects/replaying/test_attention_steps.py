@@ -102,6 +102,7 @@ def _reference() -> Dump:
     return _captured(scopes=True)
 
 
+@cache
 def _compared(fault: str) -> Comparison:
     return gs.compare(_reference(), _captured(scopes=False, fault=fault))
 

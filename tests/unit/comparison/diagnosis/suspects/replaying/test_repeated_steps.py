@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -116,6 +117,7 @@ def test_the_first_of_several_steps_is_named_in_whose_place_the_port_has_another
     assert "`one/act` is the gelu by tanh of what it reads, and in the candidate the silu" in found.sentence
 
 
+@cache
 def _flattened(fault: str) -> Comparison:
     """An image that a dense layer flattens itself; the port has the channels last."""
     size, channels = 3, 4
