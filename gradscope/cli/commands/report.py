@@ -14,6 +14,7 @@ from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
     from gradscope.comparison import CompareOptions
+    from gradscope.dump.manifest.manifest import Manifest
     from gradscope.presentation import PageMaker
 
 
@@ -96,15 +97,30 @@ def _run_page(paths: list[Path], compare_options: CompareOptions) -> PageMaker:
 
 def _dump_page(dumps: dict[str, Path], path: str) -> PageMaker:
     from gradscope.dump.reader import open_dump
+    from gradscope.errors import UsageError
     from gradscope.presentation import dump_page
     from gradscope.stats import find, measured
 
-    manifests = {}
+    manifests: dict[str, Manifest] = {}
     for name, each in dumps.items():
         with open_dump(each) as source:
             manifests[name] = measured(source)
-    *before, (_, last) = manifests.items()
+    *before, (last_name, last) = manifests.items()
+    for name, manifest in before:
+        if not _are_of_one_model(manifest, last):
+            raise UsageError(
+                f"{dumps[name]} and {dumps[last_name]} are dumps of different models, and no steps of one",
+                hint=f"name one of them: {dumps[last_name]}",
+            )
     return dump_page(path, last, find(last), before=dict(before))
+
+
+def _are_of_one_model(one: Manifest, other: Manifest) -> bool:
+    """Returns whether most tensors of the dump that has fewer are in the other; a step may have a part of them."""
+    fewer, more = sorted(
+        (frozenset((entry.family, entry.name) for entry in each.entries) for each in (one, other)), key=len
+    )
+    return 2 * len(fewer & more) >= len(fewer)
 
 
 def _comparison_page(ref: Path, cands: list[Path], compare_options: CompareOptions) -> PageMaker:

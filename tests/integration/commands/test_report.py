@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -116,6 +117,7 @@ def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
         ("run --select a", 2, "--select is of comparisons, and run is alone"),
         ("one/step_1.npz --tol 1", 2, "--tol is of comparisons, and one/step_1.npz is alone"),
         ("run run --as bfloat16", 2, "--as is of dumps, and these are training runs"),
+        ("models", 2, "models/a.npz and models/b.npz are dumps of different models, and no steps of one"),
         ("none.npz", 3, "none.npz: it cannot be opened"),
         ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
         ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),
@@ -128,6 +130,11 @@ def test_what_cannot_be_a_page_is_refused(folder: Path, line: str, status: int, 
     run_folder(folder / "run")
     (folder / "taken.html").write_text("mine")
     (folder / "rules").touch()
+    (folder / "models").mkdir()
+    for name, width in (("a", "narrow"), ("b", "wide")):
+        program = {width: np.ones(3)}, np.ones(3)
+        dump = gs.capture(jax.named_scope(width)(lambda w, x: (next(iter(w.values())) * x).sum()), *program)
+        gs.save(folder / "models" / f"{name}.npz", dump)
     done = gradscope("report", *line.split(), folder=folder)
     assert done.status == status
     assert message in done.errors
