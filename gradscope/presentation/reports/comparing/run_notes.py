@@ -15,6 +15,7 @@ from typing import Final
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.history.database.schema import RUN_OPTION
+from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, widest
@@ -114,7 +115,7 @@ def _of_two_kinds(differences: Sequence[Mapping[str, Json]], screen: Screen) -> 
     room = None if screen.width is None else screen.width - labels - _GAP
     names = ", ".join(_label(field) for field in _fields([each for each in both if each not in shown]))
     alone = len(differences) - len(both)
-    counts = f"{alone} that only one of the two states" if alone else ""
+    counts = f"{counted(alone, 'fact')} that one side alone states" if alone else ""
     others = "; ".join(filter(None, [names, counts]))
     notes = [Note(label=_OTHERS, text=f"{others} (compare --verbose shows them)")] if others else []
     return (*_changes(shown, (), room, screen, verbose=False), *notes)

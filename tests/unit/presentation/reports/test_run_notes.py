@@ -49,7 +49,7 @@ def test_of_a_capture_of_another_program_what_both_state_is_shown() -> None:
         {"field": "training", "ref": "true"},
     ]
     notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=False)}
-    others = "model, batch_sha256; 3 that only one of the two states (compare --verbose shows them)"
+    others = "model, batch_sha256; 3 facts that one side alone states (compare --verbose shows them)"
     assert notes == {"backend": "torch cpu -> cpu", "others": others}
     shown = [each.label for each in provenance_notes(differences, PIPE, verbose=True)]
     assert shown == ["backend", "model", "argv", "batch_sha256", "versions.jax", "data", "training"]
