@@ -21,6 +21,7 @@ from gradscope.presentation.reports.explaining.comparison_keys import (
     MESH_FAULT,
     MESH_RUN,
 )
+from gradscope.presentation.reports.explaining.provenance_keys import PROVENANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,7 @@ JSON_OBJECTS: Final = (
     JsonObject("json", "every object", _COMMON),
     JsonObject("json-dump", "dump and show", _DUMP),
     JsonObject("json-dump-rows", "a row of dump and show", _DUMP_ROW),
+    JsonObject("json-provenance", "the provenance of a dump", PROVENANCE),
     JsonObject("json-findings", "a finding", _FINDING),
     JsonObject("json-origins", "an origin", _ORIGIN),
     JsonObject("json-may-be-meant", "what may be meant", _MAY_BE_MEANT),
