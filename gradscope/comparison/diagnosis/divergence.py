@@ -19,9 +19,16 @@ from gradscope.comparison.diagnosis.unpaired_sources import (
 )
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_among, sources_of
+from gradscope.dump.manifest.layer_graph import (
+    NearestKeys,
+    Sources,
+    consequences,
+    readers_of,
+    sources_among,
+    sources_of,
+)
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -86,6 +93,8 @@ class Blame:
         params: The names of the parameters that may have made the first value over tolerance: it is computed from them
             not only through values that agree. None where that is not known.
         turned: The names of the parameters that have another layout than most of the candidate's.
+        beside: The keys of values that may differ by the step that made the first value over tolerance: it has no
+            entry, and reads what they are computed from next, too.
     """
 
     forward: frozenset[str] = frozenset()
@@ -103,6 +112,7 @@ class Blame:
     unrecorded: str = ""
     params: frozenset[str] | None = None
     turned: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
 
 
 def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blame:
@@ -138,6 +148,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
             (*parts_of(divergence.forward, unpaired, ref, cand), *parts_of(backward, gradients, ref, cand))
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
+        beside=_beside(rows, divergence.forward, sources, ref),
     )
 
 
@@ -187,6 +198,21 @@ def _params_before(
     agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared}
     reached = sources_among(sources, program.owner(first), params, agreeing - params.keys())
     return frozenset(params[key] for key in reached)
+
+
+def _beside(
+    rows: Sequence[ComparisonRow], first: ComparisonRow | None, sources: Sources, program: Program
+) -> frozenset[str]:
+    """Returns the keys of values that a step without an entry may have made that made the first divergence, too."""
+    if first is None or first.explained or (first.made_here and first.reads_recorded):
+        return frozenset()
+    compared = (row for row in rows if row.family in (ACTIVATION, INPUT) and row.compared)
+    nearest = NearestKeys(sources, {program.owner(row) for row in compared})
+    own = frozenset(nearest.behind(program.owner(first)))
+    unclear = (row for row in rows if row.family == ACTIVATION and row.made_here and not row.reads_recorded)
+    return frozenset(
+        key_of(row.family, row.name) for row in unclear if not own.isdisjoint(nearest.behind(program.owner(row)))
+    )
 
 
 def _part(rows: Sequence[ComparisonRow], first: ComparisonRow | None, program: Program) -> str:

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
 from gradscope.comparison import ComparisonRow, Status
 from gradscope.comparison.diagnosis.divergence import first_divergence
 
@@ -43,3 +53,27 @@ def test_parameters_and_missing_rows_are_no_divergence() -> None:
     rows = [row("param", "w", 0), row("param_grad", "w", 0), row("activation", "gone", 0, "missing")]
     found = first_divergence(rows)
     assert (found.forward, found.backward, found.backward_only) == (None, None, False)
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["alone", "in a sum"])
+def test_two_layers_that_read_one_other_step_are_no_two_errors(summed: bool) -> None:
+    draw = np.random.default_rng(3)
+    weights = {name: draw.normal(size=(6, 6)).astype(np.float32) for name in ("stem", "left", "right", "head")}
+    edges = draw.normal(size=(9, 20, 1)).astype(np.float32)
+    batch = {"x": draw.normal(size=(9, 6)).astype(np.float32), "edges": edges}
+
+    def program(function: Callable[[Any], Any]) -> Dump:
+        def loss(own: Any, given: Any) -> Any:
+            def dense(name: str, x: Any) -> Any:
+                with jax.named_scope(name):
+                    return x @ own[name]
+
+            x = function(dense("stem", given["x"]))
+            left = dense("left", (x[:, None] * given["edges"]).sum(1) if summed else x)
+            return jnp.square(dense("head", jnp.tanh(left) * dense("right", x))).mean()
+
+        return gs.capture(loss, weights, batch, origins=False)
+
+    found = gs.compare(program(jax.nn.relu), program(jax.nn.elu))
+    assert "first differs at `left`" in found.sentence
+    assert "made anew" not in found.sentence
