@@ -38,6 +38,9 @@ BACKWARD: Final = (ACTIVATION_GRAD,)
 #: How the clause begins about a layer that reads other values than its counterpart.
 _READS: Final = "reads "
 
+#: How it begins about one that reads a value whose axes are flattened in another order.
+_FLATTENS: Final = "flattens "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
@@ -94,7 +97,7 @@ class Blame:
             not only through values that agree. None where that is not known.
         turned: The names of the parameters that have another layout than most of the candidate's.
         beside: The keys of values that may differ by the step that made the first value over tolerance: it has no
-            entry, and reads what they are computed from next, too.
+            entry, and reads what they are computed from next, too. Of gradients where values agree.
     """
 
     forward: frozenset[str] = frozenset()
@@ -148,7 +151,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
             (*parts_of(divergence.forward, unpaired, ref, cand), *parts_of(backward, gradients, ref, cand))
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
-        beside=_beside(rows, divergence.forward, sources, ref),
+        beside=_beside(rows, first, sources, ref),
     )
 
 
@@ -200,16 +203,23 @@ def _params_before(
     return frozenset(params[key] for key in reached)
 
 
-def _beside(
-    rows: Sequence[ComparisonRow], first: ComparisonRow | None, sources: Sources, program: Program
-) -> frozenset[str]:
-    """Returns the keys of values that a step without an entry may have made that made the first divergence, too."""
-    if first is None or first.explained or (first.made_here and first.reads_recorded):
+def _beside(rows: Sequence[ComparisonRow], first: ComparisonRow, sources: Sources, program: Program) -> frozenset[str]:
+    """Returns the keys of values, or of gradients, that a step may have made that made the first divergence, too."""
+    known = first.explained or (first.made_here and first.reads_recorded)
+    backward = first.family == ACTIVATION_GRAD
+    if known and not first.likely.startswith(_FLATTENS):
         return frozenset()
-    compared = (row for row in rows if row.family in (ACTIVATION, INPUT) and row.compared)
+    families = (ACTIVATION_GRAD,) if backward else (ACTIVATION, INPUT)
+    compared = (row for row in rows if row.family in families and row.compared)
     nearest = NearestKeys(sources, {program.owner(row) for row in compared})
     own = frozenset(nearest.behind(program.owner(first)))
-    unclear = (row for row in rows if row.family == ACTIVATION and row.made_here and not row.reads_recorded)
+
+    def may_be_of_it(row: ComparisonRow) -> bool:
+        if known:  # the axes may be flattened for several layers at once
+            return row.likely == first.likely
+        return backward or (row.made_here and not row.reads_recorded)
+
+    unclear = (row for row in rows if row.family == first.family and may_be_of_it(row))
     return frozenset(
         key_of(row.family, row.name) for row in unclear if not own.isdisjoint(nearest.behind(program.owner(row)))
     )
