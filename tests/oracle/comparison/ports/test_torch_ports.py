@@ -1360,6 +1360,22 @@ def test_the_rows_of_a_table_are_told_for_which_one_program_alone_has_a_gradient
         assert f"; the gradient of `weight` {words}" in found.sentence
 
 
+def test_no_rows_are_told_of_a_table_for_which_one_program_has_no_gradient_at_all() -> None:
+    torch.manual_seed(0)
+    module, tokens = nn.Embedding(7, 8), torch.arange(20).reshape(4, 5) % 6
+    table = {"table": module.weight.detach().numpy().copy()}
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = weights["table"][tokens]
+        return jnp.sin(jax.lax.stop_gradient(x) + 0 * x).mean()
+
+    reference = capture(module, lambda x: x.sin().mean(), tokens)
+    found = gs.compare(reference, gs.capture(loss, table, tokens.numpy().astype(np.int32), origins=False))
+    assert found.verdict == "different"
+    assert "padding_idx" not in found.sentence
+
+
 def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), torch.randn(4, 3, 5, 6)
