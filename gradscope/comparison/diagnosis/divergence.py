@@ -19,9 +19,16 @@ from gradscope.comparison.diagnosis.unpaired_sources import (
 )
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_among, sources_of
+from gradscope.dump.manifest.layer_graph import (
+    NearestKeys,
+    Sources,
+    consequences,
+    readers_of,
+    sources_among,
+    sources_of,
+)
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -30,6 +37,9 @@ BACKWARD: Final = (ACTIVATION_GRAD,)
 
 #: How the clause begins about a layer that reads other values than its counterpart.
 _READS: Final = "reads "
+
+#: How it begins about one that reads a value whose axes are flattened in another order.
+_FLATTENS: Final = "flattens "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,8 @@ class Blame:
         params: The names of the parameters that may have made the first value over tolerance: it is computed from them
             not only through values that agree. None where that is not known.
         turned: The names of the parameters that have another layout than most of the candidate's.
+        beside: The keys of values that may differ by the step that made the first value over tolerance: it has no
+            entry, and reads what they are computed from next, too. Of gradients where values agree.
     """
 
     forward: frozenset[str] = frozenset()
@@ -103,6 +115,7 @@ class Blame:
     unrecorded: str = ""
     params: frozenset[str] | None = None
     turned: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
 
 
 def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blame:
@@ -138,6 +151,7 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
             (*parts_of(divergence.forward, unpaired, ref, cand), *parts_of(backward, gradients, ref, cand))
         ),
         params=_params_before(rows, divergence.forward, sources, ref),
+        beside=_beside(rows, first, sources, ref),
     )
 
 
@@ -187,6 +201,28 @@ def _params_before(
     agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared}
     reached = sources_among(sources, program.owner(first), params, agreeing - params.keys())
     return frozenset(params[key] for key in reached)
+
+
+def _beside(rows: Sequence[ComparisonRow], first: ComparisonRow, sources: Sources, program: Program) -> frozenset[str]:
+    """Returns the keys of values, or of gradients, that a step may have made that made the first divergence, too."""
+    known = first.explained or (first.made_here and first.reads_recorded)
+    backward = first.family == ACTIVATION_GRAD
+    if known and not first.likely.startswith(_FLATTENS):
+        return frozenset()
+    families = (ACTIVATION_GRAD,) if backward else (ACTIVATION, INPUT)
+    compared = (row for row in rows if row.family in families and row.compared)
+    nearest = NearestKeys(sources, {program.owner(row) for row in compared})
+    own = frozenset(nearest.behind(program.owner(first)))
+
+    def may_be_of_it(row: ComparisonRow) -> bool:
+        if known:  # the axes may be flattened for several layers at once
+            return row.likely == first.likely
+        return backward or (row.made_here and not row.reads_recorded)
+
+    unclear = (row for row in rows if row.family == first.family and may_be_of_it(row))
+    return frozenset(
+        key_of(row.family, row.name) for row in unclear if not own.isdisjoint(nearest.behind(program.owner(row)))
+    )
 
 
 def _part(rows: Sequence[ComparisonRow], first: ComparisonRow | None, program: Program) -> str:

@@ -235,6 +235,7 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
     made: list[str] = []
     for row in rows:
         is_new = row.family in directed and row.status == "different" and row.inputs_paired
+        is_new = is_new and key_of(row.family, row.name) not in blame.beside
         is_new = is_new and as_float(row.metrics.get("growth", 0.0)) > FLAGGED and without_occurrence(row.name) != first
         if is_new and (metrics := repr(row.metrics)) not in told:
             told.add(metrics)

@@ -165,7 +165,9 @@ def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
     ref, cand = (each.astype(np.result_type(each, np.float64)) for each in arrays)
     of_one = ref.any(1) != cand.any(1)
     rows, error = np.flatnonzero(of_one).tolist(), float(np.linalg.norm((cand - ref)[~of_one]))
-    if not rows or not error <= row.tolerance * float(np.linalg.norm(ref[~of_one])):  # nor where one is no number
+    if not rows or of_one[ref.any(1) | cand.any(1)].all():  # a table that one program does not learn at all
+        return ""
+    if not error <= row.tolerance * float(np.linalg.norm(ref[~of_one])):  # nor where one is no number
         return ""
     has_more = cand[of_one].any(1)
     if has_more.any() != has_more.all():

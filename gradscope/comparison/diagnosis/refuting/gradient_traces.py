@@ -197,6 +197,18 @@ class ProgramTraces:
         """Returns the keys of what is computed from a value at once."""
         return self._readers_at_once.get(key, ())
 
+    def shows(self, key: str) -> bool:
+        """Returns whether anything that is computed from a value differs."""
+        waiting, seen = [*self.readers(key)], {key}
+        while waiting:
+            each = waiting.pop()
+            row = self._rows.get(each)
+            if each in self.differing or (row is not None and row.status == "different"):
+                return True
+            waiting += () if each in seen else self.readers(each)
+            seen.add(each)
+        return False
+
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""
         waiting, seen = [*self._sources.get(key, ())], {key}

@@ -159,6 +159,7 @@ def _without_refuted_values(
     related: dict[str, str] = {}
     unlike: dict[str, str] = {}
     totals: list[Match] = []
+    rearranged: list[Match] = []
     matched = {each.ref: rows[each.ref] for each in pairing.matched}
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
     behind = ValuesBehind(dumps, pairing, rows)
@@ -190,11 +191,13 @@ def _without_refuted_values(
                 errors.replace(match.ref, other.error)
         else:
             errors.drop(match.ref)
-            if found is None and are_rearranged(dumps, match):
-                related[match.ref] = _UNSHOWN.format(printable(split_key(match.cand)[1]))
+            rearranged += [match] if found is None and are_rearranged(dumps, match) else []
             shifted = found is not None and found.shifted
             totals += [match] if shifted else []
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
+    # Pairs behind these are decided after them.
+    unshown = (each for each in rearranged if not any(program.shows(key) for program, key in own[each.ref]))
+    related |= {each.ref: _UNSHOWN.format(printable(split_key(each.cand)[1])) for each in unshown}
     # A gradient that only its value pairs goes with it.
     refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related, unlike=unlike)

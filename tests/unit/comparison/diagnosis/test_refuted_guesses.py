@@ -615,3 +615,26 @@ def test_a_value_that_nothing_behind_it_bears_out_is_told_of_runs_that_are_the_s
     assert words in found.sentence
     right = gs.compare(program("mix", "head", flip=False), program("dense", "out", flip=False))
     assert "in another order" not in right.sentence
+
+
+def test_a_value_in_another_order_that_a_layer_behind_it_shows_is_not_said_to_be_unshown() -> None:
+    tokens, drawn = _draw(size=(5, 6, 4)).astype(np.float32), _draw(size=(12, 4)).astype(np.float32)
+
+    def program(mix: str, head: str, *, flip: bool) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            with jax.named_scope(mix):  # in two directions, of which one is not turned back
+                forward, backward = (jnp.tanh(x @ w) for w in weights[mix])
+                x = jnp.concatenate([forward, backward[:, ::-1] if flip else backward], -1)
+            x = jnp.tanh(x)
+            with jax.named_scope(head):
+                x = x @ weights[head]["w"]
+            with jax.named_scope("criterion"):
+                return 100 + jnp.cos(3 * x).mean()
+
+        weights = {mix: [drawn[:4], drawn[4:8]], head: {"w": drawn[8:].reshape(8, 2)}}
+        return gs.capture(loss, weights, tokens, origins=False)
+
+    found = gs.compare(program("mix", "head", flip=False), program("dense", "out", flip=True))
+    assert found.verdict == "different"
+    assert "`head`" in found.sentence
+    assert not any("nothing that is computed" in row.likely for row in found.rows), found.sentence

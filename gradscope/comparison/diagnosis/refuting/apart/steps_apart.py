@@ -163,7 +163,7 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
         return None
     words = {
         part: f"a part of `{printable(split_key(whole)[1])}`",
-        whole: f"`{printable(split_key(part)[1])}` is a part",
+        whole: f"what `{printable(split_key(part)[1])}` is a part of",
     }
     return with_gradients(words)
 

@@ -210,6 +210,8 @@ class _Norm(NamedTuple):
         factor = _factor(rest, made, self.axes)
         if not np.linalg.norm((made - factor * rest) * scale) <= _ROUNDING * np.linalg.norm(value):
             return ""
+        if not np.all(factor > 0):  # another value is normalised, as one with rows of zeros
+            return ""
         own = factor * np.sqrt(np.square(rest).mean(self.axes, keepdims=True))
         if np.ptp(own) <= NEARLY * np.abs(own).max():  # its own deviation, by another scale
             return ""

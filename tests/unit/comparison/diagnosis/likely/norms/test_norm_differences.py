@@ -99,6 +99,13 @@ def test_two_examples_show_what_is_normalised_and_not_what_is_added_to_their_var
     assert told not in _words(two[:1], _norm(two[:1], LAYER), (by_example[:1] - BIAS) / 2 + BIAS)
 
 
+def test_a_norm_that_reads_zeros_is_not_said_to_normalise_by_other_numbers() -> None:
+    read = TOKENS * (np.arange(6) < 4)[:, None]  # as padding that one program alone masks before its norm
+    plain, masked = _norm(TOKENS, LAYER), _norm(read, LAYER)
+    assert not _words(TOKENS, plain, masked)
+    assert not _words(TOKENS, masked, plain)
+
+
 @cache
 def _image_norm(axes: tuple[int, ...], *, port: bool, flat: bool = False, epsilon: float = 1e-5) -> Dump:
     """A norm of the channels of a convolution, which has them first in the reference; all axes have one size.
