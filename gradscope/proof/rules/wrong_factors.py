@@ -31,7 +31,8 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
     A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
     The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count, of
     those that are near the first: a loop that is no solver computes something else where it runs longer. They have to
-    agree far better than they are apart from one, as an error of some elements alone has any factor.
+    agree far better than they are apart from one, as an error of some elements alone has any factor, and relative to
+    what they are: what a rule clips to almost nothing has any small one.
     """
     found = {each.status for each in outcomes}
     if "wrong" not in found or not found <= {"wrong", "correct"}:
@@ -44,7 +45,7 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
     errors = sum(each.expected for each in outcomes if each.status == "wrong" or not each.longer) + _SAME_FACTOR
 
     def most(way: Sequence[float]) -> float:
-        return min(errors, _OF_FACTOR * abs(way[0] - 1)) if solved else errors * max(1.0, abs(way[0]))
+        return min(errors, _OF_FACTOR * abs(way[0] - 1)) if solved else errors * abs(way[0])
 
     alike = [way for way in near if max(way) - min(way) <= most(way)]
     return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan

@@ -379,11 +379,19 @@ def test_an_exchange_is_told_of_single_numbers_too() -> None:
     [
         (lambda x: jnp.round(4.0 * x), lambda g: g, "x: not zero, as the derivative is", "changed"),
         (lambda x: x, lambda g: jnp.clip(g, -0.1, 0.1), "x: no multiple of the derivative", "changed"),
+        (lambda x: x, lambda g: jnp.clip(g, -1e-6, 1e-6), "x: no multiple of the derivative", "changed"),
         (lambda x: x, lambda g: -0.3 * g, "x: -0.3 times the derivative", "changed"),
         (lambda x: 2.0 * x, lambda g: g, "x: 0.5 times the derivative", None),
         (lambda x: x + 1.0, lambda g: math.sqrt(2.0) * g, "x: 1.41421 times the derivative", None),
     ],
-    ids=["straight through", "clipped", "reversed", "a mistake", "a root that many lengths have"],
+    ids=[
+        "straight through",
+        "clipped",
+        "clipped to almost nothing",
+        "reversed",
+        "a mistake",
+        "a root that many lengths have",
+    ],
 )
 def test_a_rule_that_may_be_meant_to_be_no_derivative_can_be_allowed(
     forward: Callable[[Any], Any], backward: Callable[[Any], Any], why: str, allow: str | None
