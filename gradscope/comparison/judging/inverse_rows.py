@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge
-from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.limits.noise import DefaultLimits, in_noise_floors, noise_limit
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -42,7 +42,7 @@ def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions
         noise = _largest(limits.noise_floor(part, owner) for part in parts)
         evidence = _evidence(dumps, match, options)
         evidence = evidence.with_metrics(noise=in_noise_floors(evidence.metrics.get("rel_l2"), noise))
-        limit = limits.tolerance(parts[-1], entry) if noise is None else noise * WITHIN
+        limit = limits.tolerance(parts[-1], entry) if noise is None else noise_limit(noise)
         dtype = limits.dtype(parts[-1], entry)
         rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         tolerance = options.tolerance(entry.name, match.ref, limit)

@@ -127,7 +127,8 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     ),
     MetricSpec(
         name="noise",
-        sentence="error in noise floors of a calibrated reference, `rel_l2 / floor`; up to 10 counts as noise",
+        sentence="error in noise floors of a calibrated reference, `rel_l2 / floor`; up to 10 counts as noise, "
+        "while that is a rel_l2 of at most 0.5, and else up to 2",
     ),
     MetricSpec(
         name="floor",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits
+from gradscope.comparison.judging.limits.noise import DefaultLimits, noise_limit
 from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -49,7 +49,7 @@ class MeasuredPair(NamedTuple):
     @property
     def limit(self) -> float:
         """The largest `rel_l2` that passes, by the noise where that is known."""
-        return self.tolerance if self.noise is None else self.noise * WITHIN
+        return self.tolerance if self.noise is None else noise_limit(self.noise)
 
 
 def measured_pairs(

@@ -1,9 +1,9 @@
 """`DefaultLimits` returns the default tolerance and the noise floor of each pair.
 
-A *noise floor* is how far a tensor of the reference moves under changes that make no difference. A calibrated reference
-stores one with each computed tensor. The metric `noise` is `rel_l2` divided by the floor, and up to `WITHIN` floors the
-tensors count as the same. A candidate of lower precision than the reference is compared with the floor that was
-measured with that precision.
+A *noise floor* is how far a tensor of the reference moves under changes that make no difference. A calibrated
+reference stores one with each computed tensor. The metric `noise` is `rel_l2` divided by the floor, and up to
+`noise_limit`, which is `WITHIN` floors unless these are large, the tensors count as the same. A candidate of lower
+precision than the reference is compared with the floor that was measured with that precision.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ _FLOORS: Final = (NOISE, *LOW_PRECISION_NOISE.values())
 
 #: The number of noise floors up to which a difference is noise: a floor is the largest of only a few samples.
 WITHIN: Final = 10.0
+#: The largest `rel_l2` of which that number is true: zeros are 1 away from a tensor, and its negative is 2. Of a larger
+#: floor, as many count as are in `_LARGE_FLOORS`.
+_MOST_NOISE: Final = 0.5
+_LARGE_FLOORS: Final = 2.0
 
 #: The error of an element by its own last rounding, in machine epsilons.
 _LAST_ROUNDING: Final = 0.5
@@ -67,6 +71,15 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[st
 def in_noise_floors(rel_l2: Json | None, floor: float | None) -> float | None:
     """Returns an error in units of the noise floor; None where there is no floor, or no error."""
     return None if floor is None or rel_l2 is None else as_float(rel_l2) / floor
+
+
+def noise_limit(floor: float) -> float:
+    """Returns the largest `rel_l2` that is noise.
+
+    Args:
+        floor: The noise floor of the tensor.
+    """
+    return min(WITHIN * floor, max(_MOST_NOISE, _LARGE_FLOORS * floor))
 
 
 def _floor(stats: Mapping[str, object], name: str) -> float | None:

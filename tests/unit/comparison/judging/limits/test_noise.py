@@ -38,6 +38,17 @@ def test_ten_noise_floors_are_noise_whatever_the_default(error: float, verdict: 
     assert second.metrics["noise"] == pytest.approx(error / 1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize(("floor", "limit"), [(0.02, 0.2), (0.1, 0.5), (0.51, 1.02)])
+def test_of_a_large_noise_floor_fewer_are_noise(floor: float, limit: float) -> None:
+    noisy = calibrated(noise=floor)
+    for error in (0.99 * limit, 1.01 * limit):
+        found = compare(noisy, dump(changed(activation__second=off_by("activation/second", error))))
+        assert row(found, "activation/second").tolerance == pytest.approx(limit)
+        assert found.verdict == ("same" if error < limit else "different")
+    arrays = changed(activation__second=-MODEL["activation/second"])
+    assert compare(noisy, dump(arrays)).verdict == "different", "no noise changes the sign of a whole tensor"
+
+
 def test_sentences_count_in_noise() -> None:
     near, far = (dump(changed(activation__second=off_by("activation/second", error))) for error in (5e-3, 3.1e-2))
     assert compare(NOISY, near).sentence == "Same within noise: 7 tensors, at most 5.0x noise at `second`, bit-equal 6."
