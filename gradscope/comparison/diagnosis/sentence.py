@@ -102,13 +102,14 @@ def _directions(
     seen = {row.family for row in rows if row.compared}
     backwards = blame if divergence.backward_only else Blame()
     made_backward = "" if divergence.backward is None else _made_backward(divergence.backward, blame)
+    first_backward = divergence.backward and _without_growth_behind(divergence.backward, divergence.forward)
     forward, backward = (
         f"{name} {'agrees' if first is None else _where(first, made, _outside(unpaired, blame.parts), own)}"
         if first is not None or seen.intersection(families)
         else ""
         for name, first, families, made, unpaired, own in (
             ("Forward", divergence.forward, FORWARD, _in_layers([blame.part]), blame.unpaired, blame),
-            ("Backward", divergence.backward, BACKWARD, made_backward, blame.unpaired_gradients, backwards),
+            ("Backward", first_backward, BACKWARD, made_backward, blame.unpaired_gradients, backwards),
         )
     )
     if blame.origin is not None:
@@ -123,6 +124,15 @@ def _directions(
         names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
         return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
     return [each for each in (forward, backward) if each]
+
+
+def _without_growth_behind(gradient: ComparisonRow, forward: ComparisonRow | None) -> ComparisonRow:
+    """Returns the first gradient that differs, without the growth of its error behind a forward difference.
+
+    There the rule of its layer kept other values, of which the gradient is made, so that it differs by itself.
+    """
+    behind = forward is not None and forward.index <= gradient.index
+    return replace(gradient, made_here=False, inputs_paired=False) if behind else gradient
 
 
 def _outside(rows: Sequence[ComparisonRow], parts: Collection[str]) -> list[ComparisonRow]:

@@ -14,6 +14,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import ComparisonRow, Status
 from gradscope.comparison.diagnosis.divergence import first_divergence
+from tests.support.data import drawn
 
 
 def row(family: str, name: str, index: int, status: Status = "different") -> ComparisonRow:
@@ -114,3 +115,26 @@ def test_two_layers_behind_one_other_step_are_no_two_errors() -> None:
     assert "first differs at `mean`" in found.sentence
     assert "flattens the axes" in found.sentence
     assert "made anew" not in found.sentence
+
+
+def test_a_gradient_behind_a_forward_difference_is_not_said_to_be_made_anew() -> None:
+    """A rectifier passes other elements where a few signs differ, and the error grows to the root of what it was."""
+
+    def captured(shift: float) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            with jax.named_scope("stem"):
+                h = x @ weights["stem"] + shift
+            with jax.named_scope("first"):
+                h = h @ weights["first"]
+            with jax.named_scope("second"):
+                h = jax.nn.relu(h)
+            with jax.named_scope("head"):
+                return (h @ weights["head"]).mean()
+
+        weights = {"stem": drawn(4, 5, 5), "first": drawn(1, 5, 64), "head": drawn(2, 64, 3)}
+        return gs.capture(loss, weights, drawn(3, 4096, 5))
+
+    found = gs.compare(captured(0.0), captured(1e-3))
+    row = next(each for each in found.rows if (each.family, each.name) == ("activation_grad", "first"))
+    assert row.metrics["growth"] > 10
+    assert "Backward first differs at `first` (rel_l2 2.0e-2);" in found.sentence, found.sentence
