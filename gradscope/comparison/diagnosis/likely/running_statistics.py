@@ -46,6 +46,7 @@ _SHARE: Final = 2e-2
 
 #: Shares that are common, each with what is left of one: what one program keeps is what the other adds.
 _MOMENTA: Final = (0.1, 0.01, 0.001, 0.9, 0.99, 0.999)
+_OF_SHARE: Final = "momentum is this share in PyTorch, and the rest in Flax"
 
 
 class RunningStatistics:
@@ -144,7 +145,7 @@ class RunningStatistics:
             return ""
         shares = () if self._is_learnt(split_key(match.ref)[1]) else _MOMENTA
         swapped = next((each for each in shares if abs(ratio * each / (1 - each) - 1) <= _PARALLEL), None)
-        as_if = "" if swapped is None else f", as with a momentum of {1 - swapped:g} for {swapped:g}"
+        as_if = "" if swapped is None else f", as where a batch counts {1 - swapped:g}, not {swapped:g}: {_OF_SHARE}"
         return f"moves {ratio:.4g} times as far from its value before the step as the reference's{as_if}"
 
     @cached_property

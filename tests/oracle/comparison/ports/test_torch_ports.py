@@ -1143,7 +1143,7 @@ def test_another_momentum_is_found_beside_the_other_divisor(options: dict[str, A
     assert found.verdict == "different"
     assert {"1/running_mean", "1/running_var"} & {*named_first(found)}, found.sentence
     likely = {row.likely for row in found.rows if row.name.endswith("running_var") and row.family == "aux"}
-    assert any("as with a momentum of 0.1 for 0.9" in each or "of 0.9 for 0.1" in each for each in likely), likely
+    assert any("counts 0.1, not 0.9" in each or "counts 0.9, not 0.1" in each for each in likely), likely
 
 
 def _port_of_norm(module: nn.Sequential, x: Tensor, share: float, variance: Callable[[Any], Any]) -> Dump:
@@ -1424,6 +1424,7 @@ def test_the_momentum_of_a_running_mean_is_told_without_a_divisor() -> None:
     found = gs.compare(capture(module, lambda x: torch.tanh(x).mean(), x), port)
     assert "1/running_mean" in named_first(found), found.sentence
     assert (
-        "moves 9 times as far from its value before the step as the reference's, as with a momentum of 0.9 for 0.1"
+        "moves 9 times as far from its value before the step as the reference's, "
+        "as where a batch counts 0.9, not 0.1: momentum is this share in PyTorch, and the rest in Flax"
         in (found.sentence)
     )

@@ -59,7 +59,8 @@ def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
     kept, swapped, slower = (_program("norm", before="drawn", momentum=each) for each in (0.1, 0.9, 0.03))
     sentence = gs.compare(kept, swapped).sentence
     words = (
-        "it moves 9 times as far from its value before the step as the reference's, as with a momentum of 0.9 for 0.1"
+        "it moves 9 times as far from its value before the step as the reference's, "
+        "as where a batch counts 0.9, not 0.1: momentum is this share in PyTorch, and the rest in Flax"
     )
     assert words in sentence, sentence
     assert (

@@ -119,7 +119,7 @@ def test_another_decay_is_told_at_its_norm(start: Any, counter: int) -> None:
 
 def test_a_decay_that_is_what_the_reference_adds_is_told_as_such() -> None:
     found = gs.compare(_plain(FRESH), _haiku(_state(None), (0.9, 0.1)))
-    assert "as with a momentum of 0.9 for 0.1" in found.sentence
+    assert "as where a batch counts 0.9, not 0.1" in found.sentence
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.99, 0.9999])
