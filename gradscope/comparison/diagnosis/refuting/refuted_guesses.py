@@ -256,7 +256,8 @@ def _borne_out(
         if match.matched_by == "path":
             by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
-            if all(each is None for each in by_gradients):
+            # Of statistics alone, the least is known that values behind it are apart by: they may be more.
+            if all(each is None for each in by_gradients) or "bit_equal" not in rows[match.ref].metrics:
                 unclear.add(match.ref)
         behind = (owners.get((program, each)) for program, key in own[match.ref] for each in program.readers(key))
         shown = _TRACELESS * traces[match.ref] >= error or accounts_for_losses(dumps, match, rows)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.data import drawn
 from tests.support.ports.everything import CONVNET, DECODER, LANGUAGE, MIXTURE, PORTS, SPEECH
 from tests.support.ports.port import Program, captured, named_first
 
@@ -59,3 +62,41 @@ def test_a_fault_in_another_layout_is_told_by_statistics_and_not_by_its_shape() 
     found = gs.compare(measured(CONVNET.reference), measured(CONVNET.candidate("padding")))
     assert found.verdict == "different"
     assert "the shape is" not in found.sentence, found.sentence
+
+
+def _residual_blocks(function: Any, dtype: Any, *, scanned: bool) -> Program:
+    """Three residual blocks whose branches are small, written out or scanned."""
+    stack = {"up": drawn(1, 3, 8, 16), "down": drawn(2, 3, 16, 8) / 50}
+
+    def block(weights: Any, x: Any) -> Any:
+        with jax.named_scope("up"):
+            h = x @ weights["up"].astype(dtype)
+        with jax.named_scope("down"):
+            branch = function(h) @ weights["down"].astype(dtype)
+        return x + branch
+
+    def loss(params: Any, x: Any) -> Any:
+        x = x.astype(dtype)
+        if scanned:
+            with jax.named_scope("blocks"):
+                x = lax.scan(lambda x, weights: (block(weights, x), None), x, params["blocks"])[0]
+        else:
+            for number in range(3):
+                with jax.named_scope(f"blocks_{number}"):
+                    x = block(params[f"blocks_{number}"], x)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    apart = {f"blocks_{number}": {name: each[number] for name, each in stack.items()} for number in range(3)}
+    return loss, {"blocks": stack} if scanned else apart, drawn(3, 32, 8)
+
+
+def test_a_fault_of_a_branch_that_hardly_counts_is_told_where_behind_it_statistics_agree() -> None:
+    """Statistics show the least that values are apart: that the sum agrees by them does not refute the pair."""
+    reference = measured(_residual_blocks(jax.nn.gelu, jnp.float32, scanned=False))
+    right, other = (captured(_residual_blocks(each, jnp.bfloat16, scanned=True)) for each in (jax.nn.gelu, jax.nn.silu))
+    assert gs.compare(reference, right).verdict == "same"
+    found = gs.compare(reference, other)
+    assert found.verdict == "different"
+    assert found.sentence.startswith("Forward first differs at `blocks_0/down` (judged by its statistics"), (
+        found.sentence
+    )
