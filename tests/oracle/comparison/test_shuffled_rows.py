@@ -1,4 +1,4 @@
-"""Kernels packed in one whose columns are in another order: halves of heads in one part alone, or two side by side."""
+"""Kernels whose rows or columns are in another order: packed ones, and those of a layer that reads pairs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _draw = np.random.default_rng(53).normal
 HEADS, EACH, WIDTH, HIDDEN = 2, 4, 6, 10
 KERNELS = {name: (_draw(size=(WIDTH, HEADS * EACH)) / 2).astype(np.float32) for name in "qkv"}
 OUT = (_draw(size=(HEADS * EACH, WIDTH)) / 2).astype(np.float32)
+FIELDS = 5
+PAIRS = (_draw(size=(WIDTH + FIELDS * (FIELDS - 1) // 2, 3)) / 2).astype(np.float32)
 GATED = {name: (_draw(size=(WIDTH, HIDDEN)) / 2).astype(np.float32) for name in ("gate", "up")}
 TOKENS = _draw(size=(2, 5, WIDTH)).astype(np.float32)
 
@@ -108,6 +110,59 @@ def test_two_kernels_may_be_side_by_side_column_by_column() -> None:
         assert all(row.compared for row in found.rows)
     wrong = gs.compare(_gated(packed=False), _gated(packed=True, exchanged=True))
     assert wrong.sentence.startswith("Forward first differs at `product`"), wrong.sentence
+
+
+@cache
+def _pairwise(*, upper: bool = False, moved: bool = False, joined: bool = False, cut: bool = False) -> Dump:
+    """A dense layer of a vector and of the products of pairs of features, in the order of one triangle or the other.
+
+    Args:
+        upper: Whether the pairs are read row by row of the upper triangle, not of the lower one.
+        moved: Whether the rows of the kernel are in that order.
+        joined: Whether a layer of its own joins what the dense layer reads.
+        cut: Whether no gradient flows through the products.
+    """
+    lower, other = np.tril_indices(FIELDS, -1), np.triu_indices(FIELDS, 1)
+    places = [list(zip(*lower[::-1], strict=True)).index(pair) for pair in zip(*other, strict=True)]
+    kernel = np.concatenate([PAIRS[:WIDTH], PAIRS[WIDTH:][places]]) if moved else PAIRS
+
+    def loss(weights: Any, x: Any) -> Any:
+        one, two = other if upper else lower
+        with jax.named_scope("embed"):
+            x = x @ weights["embed"]
+        products = jnp.einsum("bti,bsi->bts", x, x)[:, one, two]
+        products = jax.lax.stop_gradient(products) if cut else products
+        if joined:
+            with jax.named_scope("joined"):
+                read = jnp.concatenate([x[:, 0], products], -1)
+        else:
+            read = jnp.concatenate([x[:, 0], products], -1)
+        with jax.named_scope("dense"):
+            y = read @ weights["dense"]
+        return jnp.square(y).mean()
+
+    return gs.capture(loss, {"embed": KERNELS["q"][:, :WIDTH], "dense": kernel}, TOKENS[:, :FIELDS], origins=False)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_of_a_kernel_in_the_order_of_what_it_reads_are_the_same(joined: bool) -> None:
+    reference, port = _pairwise(joined=joined), _pairwise(joined=joined, upper=True, moved=True)
+    found = gs.compare(reference, port)
+    assert found.verdict == "same", found.sentence
+    assert all(row.compared for row in found.rows)
+    cut = gs.compare(reference, _pairwise(joined=joined, upper=True, moved=True, cut=True))
+    made = f"made in `{'joined' if joined else 'dense'}` or between `embed` and it"
+    assert cut.sentence.startswith("Backward only: forward agrees"), cut.sentence
+    assert made in cut.sentence, cut.sentence
+
+
+@pytest.mark.parametrize("faulty", [{"upper": True}, {"moved": True}])
+def test_rows_in_another_order_than_what_is_read_differ(faulty: dict[str, bool]) -> None:
+    for joined in (False, True):
+        found = gs.compare(_pairwise(joined=joined), _pairwise(joined=joined, **faulty))
+        assert found.verdict == "different", found.sentence
+        assert found.first_divergence.forward is not None
+        assert found.first_divergence.forward.name == ("joined" if joined and "upper" in faulty else "dense")
 
 
 def test_rows_that_are_none_or_several_of_the_parts_show_no_order() -> None:

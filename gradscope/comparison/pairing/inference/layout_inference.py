@@ -102,6 +102,7 @@ class _Inference:
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
         use = LayoutUse(self._dumps, self._search, matches)
         known = use.borne_out(known, related.usual)
+        known = use.with_moved_rows(known, [match for match, agreeing in found.items() if not agreeing])
         known |= related.voted(match for match in found if match not in known)
         known |= self._gradients_as_values([match for match in found if match not in known], known)
         every = transposed | known

@@ -5,6 +5,8 @@ image `[H W C]` for `[C H W]` is, if the rows of the kernel that reads it are in
 flattens in the wrong order, and the values only look like a layout. So a layout that is not the usual one of
 activations counts where a kernel that reads them has it, or where what is computed from them agrees; else the tensor is
 compared in the usual layout.
+
+A kernel whose single rows are in another order is right where its layer's output agrees, and so is what it reads.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Final
 
 from gradscope.comparison.layout.layouts import AxisLayout, relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.inference.shuffled_blocks import reordered_rows
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, PARAM, gradient_family, key_of, split_key
@@ -63,6 +66,35 @@ class LayoutUse:
                     if (other := usual(each, self._search.possible(each.ref, each.cand))) is not None:
                         found[each] = other
         return found
+
+    def with_moved_rows(self, known: Mapping[Match, AxisLayout], differing: Iterable[Match]) -> dict[Match, AxisLayout]:
+        """Returns the layouts with those of kernels whose rows are in another order, and of what these read.
+
+        Args:
+            known: Layouts by pair.
+            differing: The pairs of parameters whose values agree in no layout.
+        """
+        found = dict(known)
+        for match in differing:
+            family, name = split_key(match.ref)
+            layers = [layer for layer in self._dumps.ref.manifest.layers if family == PARAM and name in layer.params]
+            if any(self._agrees(output, known) for layer in layers for output in layer.outputs):
+                self._move_rows(match, found)
+                for key in (key_of(ACTIVATION, each) for layer in layers for each in layer.inputs):
+                    read = self._matches.get(key)
+                    if match in found and read is not None and self._agrees(split_key(key)[1], known) is False:
+                        self._move_rows(read, found)
+        return found
+
+    def _move_rows(self, match: Match, found: dict[Match, AxisLayout]) -> None:
+        """Adds the layout of a pair whose rows are in another order, and of its gradients."""
+        sides = zip((self._dumps.ref, self._dumps.cand), (match.ref, match.cand), strict=True)
+        if not all(source.has_tensor(key) for source, key in sides):
+            return
+        family, name = split_key(match.ref)
+        gradient = self._matches.get(key_of(gradient_family(family) or "", name))
+        for layout in reordered_rows(*self._search.arrays(match.ref, match.cand)):
+            found |= {each: layout for each in (match, gradient) if each is not None}
 
     def agrees_behind(self, match: Match, known: Mapping[Match, AxisLayout]) -> bool:
         """Returns whether a value that is computed from a tensor agrees with its counterpart, or none is known.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.layouts import AxisLayout, BlockOrder, layouts, relative_error
 from gradscope.comparison.pairing.inference.equal_parts import FEW_BLOCKS, SAME, norm_of
 
 #: The most blocks that a tensor is cut into: query, key and value of 64 heads.
@@ -111,6 +111,36 @@ def shuffled_counts(ref: Array, cand: Array) -> Iterator[int]:
             found = shuffled_blocks(np.moveaxis(ref, joined, 0), {"": np.moveaxis(cand, axis, 0)})
             if found is not None:
                 yield len(found[1])
+
+
+def reordered_rows(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+    """Returns the layout in which single rows of a candidate's tensor, in another order, are the reference's.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's tensor.
+
+    Returns:
+        One layout, of a block of one row; empty where there is none, or where rows are equal to each other.
+    """
+    if ref.size == 0 or not math.isclose(norm_of(ref), norm_of(cand), rel_tol=SAME):
+        return ()
+    for layout in layouts(ref.shape, cand.shape):
+        made = layout.read(cand)
+        for joined, count in enumerate(ref.shape) if made.shape == ref.shape else ():
+            found = (
+                shuffled_rows(np.moveaxis(ref, joined, 0), {"": np.moveaxis(made, joined, 0)}) if count > 1 else None
+            )
+            if found is not None:
+                axis = layout.axes[joined]
+                of_row, shape = (
+                    [1 if each == at else n for each, n in enumerate(sizes)]
+                    for at, sizes in ((axis, cand.shape), (joined, ref.shape))
+                )
+                return (
+                    AxisLayout(tuple(of_row), layout.axes, tuple(shape), blocks=BlockOrder(axis, joined, found[1])),
+                )
+    return ()
 
 
 def reordered(array: Array, blocks: Sequence[int], axis: int) -> Array:
