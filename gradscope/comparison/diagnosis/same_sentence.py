@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import incomparable, kept_alone, quoted, reordered, some_of
@@ -48,6 +48,20 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
     wider = _at_kinks(rows) + _accumulated(rows)
     return f"Same {how}: {tensors}, {most}, {bits}{zeros}{wider}{order}.{of_products(products)}"
+
+
+def agreement(rows: Sequence[ComparisonRow], families: Collection[str]) -> str:
+    """Returns that the values of some families agree, where none differs: they do, or are within noise.
+
+    Args:
+        rows: All rows.
+        families: The families.
+    """
+    measured = [row for row in rows if row.family in families and row.status == "same" and "noise" in row.metrics]
+    worst = max(measured, key=_noise, default=None)
+    if worst is None or not 1 < _noise(worst) <= WITHIN:
+        return "agrees"
+    return f"is within noise (at most {times(_noise(worst))} at {quoted(worst.name)})"
 
 
 def _told(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -26,7 +26,7 @@ from gradscope.comparison.diagnosis.likely.different_batches import DifferentBat
 from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
-from gradscope.comparison.diagnosis.same_sentence import of_products
+from gradscope.comparison.diagnosis.same_sentence import agreement, of_products
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
@@ -104,9 +104,9 @@ def _directions(
     made_backward = "" if divergence.backward is None else _made_backward(divergence.backward, blame)
     first_backward = divergence.backward and _without_growth_behind(divergence.backward, divergence.forward)
     forward, backward = (
-        f"{name} {'agrees' if first is None else _where(first, made, _outside(unpaired, blame.parts), own)}"
-        if first is not None or seen.intersection(families)
-        else ""
+        f"{name} {_where(first, made, _outside(unpaired, blame.parts), own)}"
+        if first is not None
+        else (f"{name} {agreement(rows, families)}" if seen.intersection(families) else "")
         for name, first, families, made, unpaired, own in (
             ("Forward", divergence.forward, FORWARD, _in_layers([blame.part]), blame.unpaired, blame),
             ("Backward", first_backward, BACKWARD, made_backward, blame.unpaired_gradients, backwards),
@@ -122,7 +122,8 @@ def _directions(
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
         names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
-        return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
+        rest = f"{_uncapitalised(forward)}, the gradients of activations agree, and those of {names} do not"
+        return [f"Backward only: {rest}"]
     return [each for each in (forward, backward) if each]
 
 

@@ -40,10 +40,13 @@ INDEX = {
 }
 
 
-def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> ComparisonRow:
+def row(
+    family: str, name: str, *, growth: float = 1.0, agrees: bool = False, noise: float | None = None
+) -> ComparisonRow:
+    metrics = {"rel_l2": 0.021, "growth": growth, "nonfinite_mismatch": 0} | ({} if noise is None else {"noise": noise})
     return ComparisonRow(
         name=name, family=family, status="same" if agrees else "different", index=INDEX[name], matched_by="name",
-        metrics={"rel_l2": 0.021, "growth": growth, "nonfinite_mismatch": 0}, needed=0.021,
+        metrics=metrics, needed=0.021,
     )  # fmt: skip
 
 
@@ -158,9 +161,18 @@ def test_a_second_name_of_the_first_and_gradients_behind_a_wrong_value_are_no_ne
 def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
     rows = (row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), row("param_grad", "w"))
     assert sentence(*rows) == (
-        "Backward only: forward agrees, and so do the gradients of activations, but not those of `w`; "
+        "Backward only: forward agrees, the gradients of activations agree, and those of `w` do not; "
         "1 parameter gradient differs, of `w`."
     )
+
+
+def test_what_agrees_only_within_its_noise_is_said_to() -> None:
+    gradient = row("activation_grad", "head")
+    within = row("activation", "head", agrees=True, noise=3.25), row("activation", "dense", agrees=True, noise=0.5)
+    assert sentence(*within, gradient).startswith(
+        "Backward only: forward is within noise (at most 3.2x at `head`), backward first differs at `head`"
+    )
+    assert sentence(within[1], gradient).startswith("Backward only: forward agrees, backward first differs at `head`")
 
 
 def all_to_all(count: int) -> tuple[Layer, ...]:
