@@ -153,10 +153,13 @@ class ComparisonReport:
         if bounded := sum(map(has_bound, shown)):
             text = f"{counted(bounded, 'row')} of which a dump has no tensor, so that only the least rel_l2 is known"
             yield Note(label="statistics", text=text)
-        same = Counter(row.family for row in self.comparison.rows if row.status == "same")
+        alike = [row for row in self.comparison.rows if row.status == "same"]
+        same = Counter(row.family for row in alike if row.compared)
         if same and not self.everything and (most is None or len(shown) == uncounted.total()):
             families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=family_order))
-            yield Note(label="same", text=f"{families} (--all shows them)")
+            neither = len(alike) - same.total()
+            also = f", and {count(neither)} that neither run has" if neither else ""
+            yield Note(label="same", text=f"{families}{also} (--all shows them)")
         if uncounted and most is not None:
             text = ", ".join(f"{count(number)} {status}" for status, number in uncounted.items())
             yield Note(label="not counted", text=f"{text} (--full has the reasons)")

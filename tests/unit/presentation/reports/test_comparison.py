@@ -39,6 +39,13 @@ def test_rows_that_are_the_same_are_counted_and_shown_on_request() -> None:
     assert "--all" not in text_of(*rows, everything=True)
 
 
+def test_what_neither_run_has_is_not_counted_among_the_tensors_that_are_the_same() -> None:
+    neither = ComparisonRow(name="label", family="input_grad", status="same", index=0, matched_by="name")
+    assert " 1 param, and 1 that neither run has (--all shows them)\n" in text_of(
+        compared("param", "w", 0.0), compared("param", "v", 1.0), neither
+    )
+
+
 def test_rows_of_statistics_alone_have_the_least_rel_l2_and_say_once_why_no_more_is_known() -> None:
     rows = [
         replace(compared("param", name, 1e-2), metrics={"norm_ratio": 1.01}, why="judged by its statistics: and so on")
