@@ -21,8 +21,9 @@ from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, 
 from gradscope.comparison.diagnosis.likely.layers.unpaired_vectors import UnpairedVectors
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, PARAM, printable, split_key
+from gradscope.naming import ACTIVATION, PARAM, key_of, printable, split_key
 
 #: The largest number of elements of a tensor that is looked at.
 _MOST_ELEMENTS: Final = 1 << 22
@@ -58,6 +59,7 @@ class KernelDifferences:
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         params = [each for each in matches if split_key(each.ref)[0] == PARAM]
         self._sources, self._unpaired = sources_of(dumps.ref.manifest.layers), unpaired
+        self._read = _read_by_layers(dumps.ref), _read_by_layers(dumps.cand)
         self._kernels = [each for each in params if len(self._shape(each)) > 1]
         self._vectors = [each for each in params if len(self._shape(each)) == 1]
 
@@ -80,10 +82,16 @@ class KernelDifferences:
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
             roundings = self._ref.rounding(match.ref, ROUNDING), self._cand.rounding(match.cand, ROUNDING)
             for kernel, reads in itertools.product(kernels, read_values(arguments | tables, self._steps(match, read))):
-                words = self._of_kernel(kernel, own, vectors, _Layers(reads, values, self._work, roundings))
+                layers = _Layers(reads, values, self._work, roundings, self._are_read(match))
+                words = self._of_kernel(kernel, own, vectors, layers)
                 if words is not None or self._work.left < 0:
                     return words or ""
             return self._of_scaled(arguments, kernels, own, vectors, values)
+
+    def _are_read(self, match: Match) -> tuple[bool, bool]:
+        """Returns whether a layer of each program reads its value of a pair, and no step outside of layers alone."""
+        owners = self._dumps.ref.resolve(match.ref), self._dumps.cand.resolve(match.cand)
+        return owners[0] in self._read[0], owners[1] in self._read[1]
 
     def _of_scaled(
         self,
@@ -112,20 +120,22 @@ class KernelDifferences:
         if kernels is None or one is None:
             return None
         if (other := layers.nearest(one, kernels[1], biases)) is not None:
-            return " and ".join(self._told(one, other, vectors))
+            return " and ".join(self._told(one, other, vectors, layers.are_read))
         for read in layers.reads[1:]:
             if (other := layers.nearest(one, kernels[1], biases, read)) is not None:
                 reads = f"{read.words}, and the reference {layers.reads[0].words}"
-                return " and ".join((reads, *self._told(one, other, vectors)))
+                return " and ".join((reads, *self._told(one, other, vectors, layers.are_read)))
         vectors = [*vectors, *self._named(self._like(self._vectors, own))]
         biases = [both for _, both in vectors]
         for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
             if (other := layers.nearest(one, array, biases, places=[one.places])) is not None:
                 told = [f"multiplies by `{name}`"] if name else []
-                return " and ".join((*told, *self._told(one, other, vectors)))
+                return " and ".join((*told, *self._told(one, other, vectors, layers.are_read)))
         return ""
 
-    def _told(self, ref: KernelUse, cand: KernelUse, vectors: Sequence[_Vector]) -> list[str]:
+    def _told(
+        self, ref: KernelUse, cand: KernelUse, vectors: Sequence[_Vector], are_read: tuple[bool, bool]
+    ) -> list[str]:
         """Returns in what two uses differ, without a bias that one program adds outside of the layer."""
         names = [name for name, _ in vectors]
         if (ref.bias is None) is not (cand.bias is None):
@@ -134,7 +144,7 @@ class KernelDifferences:
             match = next((each for each in self._vectors if printable(split_key(each.ref)[1]) == name), None)
             if match is not None and self._unpaired.is_used(match, in_ref=lacks is ref):
                 cand = replace(cand, bias=ref.bias)
-        return _differences(ref, cand, names)
+        return _differences(ref, cand, names, are_read)
 
     def _steps(self, match: Match, read: Sequence[Match]) -> dict[str, Array]:
         """Returns what the reference's layer reads that is no pair, by its name."""
@@ -182,12 +192,14 @@ class _Layers(NamedTuple):
         values: What they compute.
         work: What is left to do.
         roundings: The relative errors of what they compute.
+        are_read: Whether a layer reads what they compute as it is.
     """
 
     reads: Sequence[ReadValue]
     values: _Both
     work: Work
     roundings: tuple[float, float] = (ROUNDING, ROUNDING)
+    are_read: tuple[bool, bool] = (True, True)
 
     def own(self, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
         """Returns the use of a kernel by the layer of the reference; None for no use."""
@@ -213,13 +225,24 @@ class _Layers(NamedTuple):
         return min(found, key=use.distance, default=None)
 
 
-def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> list[str]:
+def _read_by_layers(source: DumpSource) -> frozenset[str]:
+    """Returns the owners of the values that layers read."""
+    known = frozenset(source.keys())
+    read = (key_of(ACTIVATION, name) for layer in source.manifest.layers for name in layer.inputs)
+    return frozenset(source.resolve(key) for key in read if key in known)
+
+
+def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str], are_read: tuple[bool, bool]) -> list[str]:
     """Returns in what the use of the candidate differs, given the names of what both may add.
 
-    A layer that differs otherwise may be around the function that the other program applies behind it.
+    A layer that differs otherwise may be around the function that the other program applies behind it, and so may one
+    whose value in the other program no layer reads as it is.
     """
     found = [*_of_products(ref, cand, biases)]
-    if ref.function != cand.function and not (found and _NONE in (ref.function, cand.function)):
+    applied_behind = any(
+        each.function == _NONE and (found or not is_read) for each, is_read in zip((ref, cand), are_read, strict=True)
+    )
+    if ref.function != cand.function and not applied_behind:
         found.append(f"applies {cand.function} to its product, and the reference {ref.function}")
     return found
 

@@ -84,8 +84,9 @@ WEIGHTS = {
 
 @cache
 def _network(
-    fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False, biased: bool = True
-) -> Dump:
+    fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False, biased: bool = True,
+    function: Any = jax.nn.relu,
+) -> Dump:  # fmt: skip
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
         for name in weights:
@@ -98,9 +99,9 @@ def _network(
                 x = _conv(x, kernel, order, padding=strided if name == "two" else "SAME", stride=1 + (name == "two"))
                 bias = 0 if wrong and fault == "no bias" else own["bias"]
                 x = x + bias if biased else x
-                x = jax.nn.relu(x) if inside else x
+                x = function(x) if inside else x
             x = x if biased else x + bias
-            x = x if inside else jax.nn.relu(x)
+            x = x if inside else function(x)
         return jnp.square(x).mean()
 
     weights = {
@@ -134,6 +135,15 @@ def test_what_a_port_does_differently_is_told(reference: Dump, fault: str, words
 def test_a_function_is_not_told_that_only_one_program_has_a_layer_around(reference: Dump) -> None:
     sentence = gs.compare(reference, _network("SAME", port=True, inside=True)).sentence
     assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
+
+
+def test_a_function_is_missing_only_where_a_layer_reads_the_product_without_it() -> None:
+    reference = _network(inside=True)
+    told = gs.compare(reference, _network(port=True, inside=True, function=jnp.positive)).sentence
+    assert "made here; it applies no function to its product, and the reference relu" in told, told
+    behind = gs.compare(reference, _network(port=True, function=jax.nn.gelu)).sentence
+    assert "Forward first differs at `one` (" in behind, behind
+    assert "no function" not in behind, behind
 
 
 def test_a_bias_that_a_program_adds_outside_of_the_layer_is_not_told(reference: Dump) -> None:
