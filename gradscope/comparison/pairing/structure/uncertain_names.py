@@ -5,6 +5,9 @@ scope of the user's own has the name of a layer inside of a module. Such names a
 values, and count behind them, unless the sizes of the values differ, of which none repeats the other, or the parameters
 show that they are those of other layers: both programs use them in layers, and in none of this name.
 
+So is the name of the model itself, where a layer inside of the other model has it: a class `Encoder` is more than the
+`encoder` of another class.
+
 So are the numbers of what a layer returns where it returns another number of values: as that of a layer inside of a
 gradient, which keeps what the backward pass needs.
 
@@ -115,6 +118,8 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
         if returned[0].get(one) != returned[1].get(other) or operations.mislead(one) or operations.mislead(other):
             return True
+        if ref.is_root(one) is not cand.is_root(other):
+            return True
         own, others = ref(one), cand(other)
         if not (own.is_itself or others.is_itself or (own.params and others.params)):
             return False  # captures of PyTorch do not have the parameters of parts in layers around them
@@ -165,6 +170,16 @@ class _Named:
         self._source, self._known = source, frozenset(source.keys())
         self._makers = _makers(source.manifest.layers)
         self._layers = {layer.path: layer for layer in source.manifest.layers}
+        outermost = [path for path, layer in self._layers.items() if layer.parent is None]
+        self._root = outermost[0] if len(outermost) == 1 < len(self._layers) else None
+
+    def is_root(self, name: str) -> bool:
+        """Returns whether a value has the name of the one layer around all others.
+
+        Args:
+            name: The name of the value.
+        """
+        return self._root is not None and name.partition(".")[0] == self._root
 
     def __call__(self, name: str) -> _Maker:
         owner = self._owner(name)

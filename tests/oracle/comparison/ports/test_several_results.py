@@ -1,4 +1,4 @@
-"""PyTorch has the results of a module when that ends, and a port has each where it is computed."""
+"""PyTorch has the results of a module when that ends, and a port has each where it is computed, or another module."""
 
 from __future__ import annotations
 
@@ -74,3 +74,49 @@ def test_one_of_several_results_does_not_divide_what_is_computed_behind_it() -> 
     first = found.first_divergence.forward
     assert first is not None
     assert first.counterpart == "mixer/o_proj"
+
+
+class _Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(FEATURES, 9), nn.Linear(9, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(torch.tanh(self.a(x))))
+
+
+class _Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.out = _Encoder(), nn.Linear(FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.encoder(x))
+
+
+def test_a_model_is_not_the_module_of_its_name_inside_of_the_other_one() -> None:
+    torch.manual_seed(0)
+    model, x = _Classifier(), torch.randn(3, FEATURES)
+    stored = {key.rpartition(".")[0]: value.numpy() for key, value in model.state_dict().items() if "weight" in key}
+    biases = {key.rpartition(".")[0]: value.numpy() for key, value in model.state_dict().items() if "bias" in key}
+
+    def port(function: Any) -> Dump:
+        def loss(weights: dict[str, Any], x: Any) -> Any:
+            def dense(name: str, x: Any) -> Any:
+                with jax.named_scope(name):
+                    return x @ weights[name]["kernel"] + weights[name]["bias"][None]
+
+            with jax.named_scope("Encoder"):
+                x = dense("out", function(dense("b", jnp.tanh(dense("a", x)))))
+            return jnp.square(x).mean()
+
+        names = {"a": "encoder.a", "b": "encoder.b", "out": "out"}
+        weights = {key: {"kernel": stored[own].T, "bias": biases[own]} for key, own in names.items()}
+        return gs.capture(loss, weights, x.numpy(), origins=False)
+
+    reference = capture(model, lambda y: y.square().mean(), x)
+    for one, other in ((reference, port(jnp.tanh)), (port(jnp.tanh), reference)):
+        found = gs.compare(one, other)
+        assert found.verdict == "same", found.sentence
+    wrong = gs.compare(reference, port(jax.nn.sigmoid))
+    assert "first differs at `encoder`" in wrong.sentence, wrong.sentence

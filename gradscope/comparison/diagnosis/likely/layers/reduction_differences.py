@@ -2,7 +2,7 @@
 
 What is reduced may have an entry of its own, or only the layer that reads it: a norm or one with a kernel. Before it is
 reduced, programs may apply two functions to it, as a GELU by tanh and one by the error function. Where both reduce
-alike, the norms behind may differ.
+alike, the norms behind may differ, or the port may scale what it reduces.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernels.scaled_reads import scaled_read
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
@@ -108,9 +109,14 @@ def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: st
               if _is_layer_of(each[1], values[at], known, work)), None)
         for at, known in enumerate(zip(*params, strict=True))
     )  # fmt: skip
-    if one is None or other is None:
+    if one is None:
         return ""
-    (own, read), (its, read_by_cand) = one, other
+    own, read = one
+    if other is None:
+        reads = (each for each in _read(argument[1], shape, name, inputs, functions_too=has_kernel) if each[0] == own)
+        scaled = (_scaled(*each, values[1], [its for _, its in params], work) for each in reads)
+        return next((f"reads {words}, and the reference the {own}" for words in filter(None, scaled)), "")
+    its, read_by_cand = other
     if own != its:
         return f"reads the {its}, and the reference the {own}"
     return "" if has_kernel else norm_difference(values, [(read, read_by_cand), *params])
@@ -145,6 +151,12 @@ def _pooled(shape: tuple[int, ...], inputs: Collection[int]) -> Iterator[tuple[i
             pooled = (size if axis in (0, channel) else size // width for axis, size in enumerate(shape))
             if math.prod((found := (*pooled,))[1:]) in inputs:
                 yield found
+
+
+def _scaled(name: str, read: Array, value: Array, params: Sequence[Array], work: Work) -> str | None:
+    """Returns what a layer with a kernel makes of a reduction before it multiplies that, in words; None for nothing."""
+    kernels, vectors = ([each for each in params if (each.ndim > 1) is is_kernel] for is_kernel in (True, False))
+    return scaled_read((f"the {name}", read), kernels[0], value, vectors, work) if len(kernels) == 1 else None
 
 
 def _is_layer_of(read: Array, value: Array, params: Sequence[Array], work: Work) -> bool:

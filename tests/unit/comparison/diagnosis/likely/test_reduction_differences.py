@@ -62,6 +62,13 @@ def test_what_a_layer_reads_of_an_image_is_told(pool: Any, words: str, norm: boo
     assert f"it reads the {words} over the axes [1, 2] of `mixed`, and the reference the mean" in found.sentence
 
 
+def test_what_a_layer_makes_of_a_mean_before_it_reads_it_is_told() -> None:
+    one = _network(lambda x: x.mean((1, 2)), names=ONE)
+    found = gs.compare(one, _network(lambda x: 2 * x.mean((1, 2)) - 1, names=OTHER)).sentence
+    mean = "the mean over the axes [1, 2] of `mixed`"
+    assert f"it reads 2 times {mean} less 1, and the reference {mean}" in found, found
+
+
 def test_another_pool_is_told() -> None:
     one, other = (
         _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=ONE, window=window) for window in ("mean", "maximum")

@@ -99,6 +99,22 @@ def scaled_values(
     return [ReadValue(f"reads {each.words(f'`{name}`')}", *map(each.of, arguments)) for each in found]
 
 
+def scaled_read(
+    read: tuple[str, Array], kernel: Array, value: Array, biases: Sequence[Array], work: Work
+) -> str | None:
+    """Returns what a layer makes of a value before it multiplies that by its kernel, in words; None where it does not.
+
+    Args:
+        read: The name of the value, and the value.
+        kernel: The kernel.
+        value: What the layer computes.
+        biases: What it may add.
+        work: What this and other searches may take together.
+    """
+    found = next(_scalings(read[1], kernel, value, biases, work), None)
+    return None if found is None else found.words(read[0])
+
+
 def _scalings(read: Array, kernel: Array, value: Array, biases: Sequence[Array], work: Work) -> Iterator[_Scaling]:
     """Yields the scalings of a value of which a kernel makes another one."""
     for form in layer_forms(read, kernel, value):

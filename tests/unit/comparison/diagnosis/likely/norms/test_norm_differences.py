@@ -99,6 +99,13 @@ def test_two_examples_show_what_is_normalised_and_not_what_is_added_to_their_var
     assert told not in _words(two[:1], _norm(two[:1], LAYER), (by_example[:1] - BIAS) / 2 + BIAS)
 
 
+def test_nothing_is_told_where_the_other_layer_reads_something_of_another_shape() -> None:
+    reads = [(TOKENS, TOKENS), (SCALE, np.ones(2 * CHANNELS)), (BIAS, np.ones(2 * CHANNELS))]
+    values = _norm(TOKENS, LAYER), TOKENS
+    assert norm_difference(values, reads) == ""
+    assert norm_difference(values[::-1], [pair[::-1] for pair in reads]) == ""
+
+
 def test_a_norm_that_reads_zeros_is_not_said_to_normalise_by_other_numbers() -> None:
     read = TOKENS * (np.arange(6) < 4)[:, None]  # as padding that one program alone masks before its norm
     plain, masked = _norm(TOKENS, LAYER), _norm(read, LAYER)
