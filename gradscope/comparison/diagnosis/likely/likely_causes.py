@@ -54,7 +54,7 @@ def with_likely_causes(
     statistics: RunningStatistics,
     kinks: Kinks,
 ) -> dict[str, ComparisonRow]:
-    """Returns the rows of pairs that differ, with what explains it.
+    """Returns the rows of pairs that differ, with what explains it, and of the first that has other digits.
 
     Args:
         dumps: The dumps of the pairs.
@@ -76,6 +76,7 @@ def with_likely_causes(
         if row.family == ACTIVATION:
             likely = dtypes.words(match, row)
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
+    found |= dtypes.first_of_others(matches, rows)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
 

@@ -4,6 +4,9 @@ A *noise floor* is how far a tensor of the reference moves under changes that ma
 reference stores one with each computed tensor. The metric `noise` is `rel_l2` divided by the floor, and up to
 `noise_limit`, which is `WITHIN` floors unless these are large, the tensors count as the same. A candidate of lower
 precision than the reference is compared with the floor that was measured with that precision.
+
+A floor is measured with one compiler. Where another one made the candidate, which sums in other orders, a floor counts
+`_OTHER_COMPILER` times, as far as that stays within the default tolerance.
 """
 
 from __future__ import annotations
@@ -37,6 +40,14 @@ WITHIN: Final = 10.0
 #: floor, as many count as are in `_LARGE_FLOORS`.
 _MOST_NOISE: Final = 0.5
 _LARGE_FLOORS: Final = 2.0
+
+#: How many times a floor counts where the programs were compiled otherwise. A sum that cancels moved by 22 floors
+#: between two versions of XLA of one year (2026-11: the gradient of a batch norm's bias, jaxlib 0.9.0 and 0.10.2).
+_OTHER_COMPILER: Final = 10.0
+
+#: What the provenance of a run states of its compiler, beside the versions in `_VERSIONS`.
+_COMPILER: Final = ("backend", "device", "xla_flags")
+_VERSIONS: Final = ("jax", "jaxlib", "torch")
 
 #: The error of an element by its own last rounding, in machine epsilons.
 _LAST_ROUNDING: Final = 0.5
@@ -87,6 +98,13 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
     return as_float(value) if isinstance(value, int | float | str) else None
 
 
+def _compiler(provenance: Mapping[str, Json]) -> tuple[Json, ...]:
+    """Returns what a run states of what compiled it."""
+    versions = provenance.get("versions")
+    stated = versions if isinstance(versions, Mapping) else {}
+    return (*map(provenance.get, _COMPILER), *map(stated.get, _VERSIONS))
+
+
 class Precision(Protocol):
     """A `Precision` tells in which dtype the tensors of a dump were computed."""
 
@@ -109,6 +127,8 @@ class DefaultLimits:
         self._products = coarser(before, products)
         self._lowered = self._products != before
         self._ref, self._cand = ref, cand
+        one, other = (_compiler(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
+        self._other_compiler = one != other
 
     @classmethod
     def of_whole(cls, dumps: Dumps, cand_dtype: str | None) -> DefaultLimits:
@@ -130,7 +150,10 @@ class DefaultLimits:
 
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
         """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
-        return noise_floor(ref, cand, computed_in=self._computed_in(ref, cand), reduced=self._lowered)
+        floor = noise_floor(ref, cand, computed_in=self._computed_in(ref, cand), reduced=self._lowered)
+        if floor is None or not self._other_compiler:
+            return floor
+        return min(_OTHER_COMPILER * floor, max(floor, self.tolerance(ref, cand) / WITHIN))
 
     def dtype(self, ref: Entry, cand: Entry) -> str | None:
         """Returns the coarser dtype in which two tensors were computed; None where they hold no such numbers."""

@@ -15,17 +15,19 @@ from gradscope.api.reading import Dump
 
 
 @cache
-def _network(narrow: int | None = None, *, dtype: str = "bfloat16", scale: float = 1.0) -> Dump:
-    """Five layers, one of which multiplies in a narrow type, and multiplies by a factor."""
+def _network(narrow: int | None = None, *, dtype: str = "bfloat16", scale: float = 1.0, returned: bool = False) -> Dump:
+    """Five layers, one of which multiplies in a narrow type, and multiplies by a factor; it may return that type."""
 
     def loss(kernels: Any, read: Any) -> Any:
         for number, kernel in enumerate(kernels):
             with jax.named_scope(f"dense{number}"):
                 if number == narrow:
-                    read = scale * (read.astype(dtype) @ kernel.astype(dtype)).astype(jnp.float32)
+                    read = scale * (read.astype(dtype) @ kernel.astype(dtype)).astype(
+                        dtype if returned else jnp.float32
+                    )
                 else:
                     read = read @ kernel
-            read = jnp.tanh(read)
+            read = jnp.tanh(read.astype(jnp.float32))
         return jnp.square(read).mean()
 
     rng = np.random.default_rng(0)
@@ -44,3 +46,13 @@ def test_a_layer_that_computes_in_fewer_digits_is_told(dtype: str) -> None:
 def test_rounding_is_not_told_for_what_it_does_not_explain_or_what_both_do() -> None:
     assert "computed in" not in gs.compare(_network(), _network(2, scale=1.05)).sentence
     assert "computed in" not in gs.compare(_network(2), _network(2, scale=1.002)).sentence
+
+
+def test_the_first_layer_that_returns_another_type_is_told_where_nothing_differs() -> None:
+    wide, narrow = _network(), _network(2, returned=True)
+    told = "; `dense2` has the digits of {}, as has what is computed from it, and the reference's those of {}"
+    for one, other, types in ((wide, narrow, ("bfloat16", "float32")), (narrow, wide, ("float32", "bfloat16"))):
+        found = gs.compare(one, other)
+        assert found.verdict == "same"
+        assert told.format(*types) in found.sentence, found.sentence
+    assert "digits" not in gs.compare(narrow, narrow).sentence

@@ -5,17 +5,17 @@ Such a layer of many may read and return float32, so that nothing but its roundi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final
 
 from gradscope.comparison.judging.rounding.innermost_layers import layers_by_name
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.precision import machine_epsilon
+from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import split_key
+from gradscope.naming import ACTIVATION, split_key
 
 #: How many machine epsilons the rounding of what a layer reads, of its weights and of its result make at most: more has
 #: another cause, too.
@@ -49,6 +49,25 @@ class ComputedDtypes:
             return ""
         own = ref or self._dumps.ref.entry(match.ref).dtype
         return f"is computed in {narrow} inside its layer, and the reference's in {own}"
+
+    def first_of_others(self, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, str]:
+        """Returns a clause about the first activation that is of a coarser dtype in one program; none for no such one.
+
+        Args:
+            matches: The pairs.
+            rows: Their rows, by the reference's keys.
+        """
+        activations = (each for each in matches if split_key(each.ref)[0] == ACTIVATION)
+        for match in sorted(activations, key=lambda each: rows[each.ref].index):
+            ref, cand = (source.entry(key).dtype for source, key in self._sides(match))
+            if dtype_class(ref) == dtype_class(cand) == "float" and machine_epsilon(ref) != machine_epsilon(cand):
+                same = rows[match.ref].status == "same"
+                words = f"has the digits of {cand}, as has what is computed from it, and the reference's those of {ref}"
+                return {match.ref: words} if same else {}
+        return {}
+
+    def _sides(self, match: Match) -> tuple[tuple[DumpSource, str], tuple[DumpSource, str]]:
+        return (self._dumps.ref, match.ref), (self._dumps.cand, match.cand)
 
     @cached_property
     def _of_ref(self) -> Mapping[str, str]:

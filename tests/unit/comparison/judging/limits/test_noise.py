@@ -11,6 +11,7 @@ import pytest
 from gradscope.comparison import CompareOptions, ToleranceRule, compare
 from gradscope.comparison.judging.limits.noise import noise_floor
 from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.comparison.judging.test_verdicts import LAYERS, MODEL, NUMBERS, changed, dump, entry, off_by, row
 
@@ -47,6 +48,21 @@ def test_of_a_large_noise_floor_fewer_are_noise(floor: float, limit: float) -> N
         assert found.verdict == ("same" if error < limit else "different")
     arrays = changed(activation__second=-MODEL["activation/second"])
     assert compare(noisy, dump(arrays)).verdict == "different", "no noise changes the sign of a whole tensor"
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [{"versions": {"jaxlib": "0.9.0"}}, {"backend": "gpu"}, {"xla_flags": "--xla_cpu_use_fusion_emitters"}],
+)
+def test_noise_floors_count_tenfold_for_what_another_compiler_made(provenance: dict[str, Json]) -> None:
+    stated = {"versions": {"jaxlib": "0.10.2"}, "backend": "cpu", "xla_flags": ""}
+    for floor, limit in ((1e-7, 1e-5), (2e-6, 1e-4), (1e-4, 1e-3)):  # up to the default tolerance, or ten floors
+        noisy = calibrated(noise=floor)
+        reference = MemoryDump(replace(noisy.manifest, provenance=stated), dict(MODEL))
+        for own, most in ((stated, 10 * floor), (stated | provenance, limit)):
+            arrays = changed(activation__second=off_by("activation/second", 5e-6))
+            cand = MemoryDump(replace(dump(arrays).manifest, provenance=own), arrays)
+            assert row(compare(reference, cand), "activation/second").tolerance == pytest.approx(most)
 
 
 def test_sentences_count_in_noise() -> None:
