@@ -11,24 +11,22 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, reduce
-from itertools import accumulate, combinations, permutations
-from operator import mul
-from typing import Final, TypeAlias
+from itertools import combinations, permutations
+from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.arrays.widening import real_values
+from gradscope.comparison.layout.axis_orders import Shape, merges_into, merging_orders, ordered
 from gradscope.comparison.layout.recipe_steps import Concatenate, Flip, RecipeStep, Reorder, Reshape, Split, Transpose
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import example_axes
 
-Shape: TypeAlias = tuple[int, ...]
-
-#: The largest number of axes of which all orders are tried: five axes have 120.
-_MOST_AXES: Final = 5
+#: The largest number of axes that are put into other orders. The windows of an image whose heads are apart have six.
+_MOST_AXES: Final = 6
 
 #: Number of elements that are sampled.
 _SAMPLE: Final = 4096
@@ -101,7 +99,7 @@ class AxisLayout:
         """Returns the recipe steps for a tensor of a shape; a step without effect is left out."""
         if self.blocks is not None:
             return self.blocks.steps(replace(self, blocks=None), shape)
-        arranged = _ordered(self.split, self.axes)
+        arranged = ordered(self.split, self.axes)
         steps: list[RecipeStep] = [] if self.split == shape else [Reshape(self.split)]
         if self.axes != tuple(range(len(self.axes))):
             steps.append(Transpose(self.axes))
@@ -137,16 +135,8 @@ def layouts(ref: Shape, cand: Shape, merged: tuple[Shape, ...] = ()) -> tuple[Ax
     if math.prod(ref) != math.prod(cand) or max(len(ref), len(cand)) > _MOST_AXES:
         return (AxisLayout(cand, tuple(range(len(cand))), ref),) if ref == cand else ()
     found = [
-        *(
-            AxisLayout(cand, axes, ref)
-            for axes in permutations(range(len(cand)))
-            if _refines(_ordered(cand, axes), ref)
-        ),
-        *(
-            AxisLayout(_ordered(ref, axes), tuple(np.argsort(axes).tolist()), ref)
-            for axes in permutations(range(len(ref)))
-            if _refines(_ordered(ref, axes), cand)
-        ),
+        *(AxisLayout(cand, axes, ref) for axes in merging_orders(cand, ref)),
+        *(AxisLayout(ordered(ref, axes), tuple(np.argsort(axes).tolist()), ref) for axes in merging_orders(ref, cand)),
         *(layout for parts in merged for layout in _merged_layouts(ref, cand, parts)),
     ]
     steps = {layout.steps(cand): layout for layout in reversed(found)}
@@ -157,7 +147,7 @@ def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayou
     """Yields the layouts in which an axis of the candidate is merged of parts, and the reference's in another order."""
     for axis in (axis for axis, size in enumerate(cand) if size == math.prod(parts)):
         for outer in permutations(range(len(cand))):
-            if _ordered(cand, outer) != ref:
+            if ordered(cand, outer) != ref:
                 continue
             split = (*cand[:axis], *parts, *cand[axis + 1 :])
             for inner in list(permutations(range(len(parts))))[1:]:
@@ -179,13 +169,13 @@ def plainly_arranged(array: Array, shape: Shape) -> Array | None:
     """
     if array.size != math.prod(shape):
         return None
-    if _refines(array.shape, shape) or _refines(shape, array.shape):
+    if merges_into(array.shape, shape) or merges_into(shape, array.shape):
         return array.reshape(shape)
     if array.ndim != len(shape):
         return next(_with_channels_moved(array, shape), None)
     if array.ndim > _MOST_AXES:
         return None
-    ways = [axes for axes in permutations(range(array.ndim)) if _ordered(array.shape, axes) == shape]
+    ways = [axes for axes in permutations(range(array.ndim)) if ordered(array.shape, axes) == shape]
     return array.transpose(ways[0]) if len(ways) == 1 else None
 
 
@@ -203,7 +193,7 @@ def usually_arranged(array: Array, shape: Shape) -> list[Array]:
     if array.ndim == len(shape) > 2 and (plain is None or array.shape == shape):
         first, *space, last = range(array.ndim)
         ways = dict.fromkeys(((first, *space[1:], last, space[0]), (first, last, *space)))
-        found += [array.transpose(axes) for axes in ways if _ordered(array.shape, axes) == shape]
+        found += [array.transpose(axes) for axes in ways if ordered(array.shape, axes) == shape]
     elif plain is not None and array.ndim != len(shape):
         found += _with_channels_moved(array, shape)
     return found
@@ -213,8 +203,8 @@ def _with_channels_moved(array: Array, shape: Shape) -> Iterator[Array]:
     """Yields an image with its channels moved behind or before its space, whose positions are merged or split then."""
     first, *rest = range(max(array.ndim, 1))
     for axes in ((first, *rest[1:], *rest[:1]), (first, *rest[-1:], *rest[:-1])) if len(rest) > 1 else ():
-        turned = _ordered(array.shape, axes)
-        if _refines(turned, shape) or _refines(shape, turned):
+        turned = ordered(array.shape, axes)
+        if merges_into(turned, shape) or merges_into(shape, turned):
             yield array.transpose(axes).reshape(shape)
 
 
@@ -222,7 +212,7 @@ def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
     """Returns the layouts of a kernel that is reversed along its spatial axes, all but two, or the first axis."""
     if not 2 <= len(ref) <= _MOST_AXES:
         return ()
-    plain = [layout for layout in layouts(ref, cand) if _ordered(layout.split, layout.axes) == ref]
+    plain = [layout for layout in layouts(ref, cand) if ordered(layout.split, layout.axes) == ref]
     spatial = combinations(range(len(ref)), len(ref) - 2) if len(ref) > 2 else ()
     return tuple(replace(layout, flipped=axes) for axes in dict.fromkeys((*spatial, (0,))) for layout in plain)
 
@@ -288,12 +278,3 @@ def _relative_error(ref: Array, cand: Array) -> float:
     scale = math.sqrt(float(np.square(ref[finite]).sum()))
     error = math.sqrt(float(np.square(cand[finite] - ref[finite]).sum()))
     return error / scale if scale else (math.inf if error else 0.0)
-
-
-def _ordered(shape: Shape, axes: Shape) -> Shape:
-    return tuple(shape[axis] for axis in axes)
-
-
-def _refines(fine: Shape, coarse: Shape) -> bool:
-    """Returns whether merging neighbouring axes of `fine` gives `coarse`, but for axes of size one."""
-    return set(accumulate(coarse, mul)) <= {1, *accumulate(fine, mul)}

@@ -8,7 +8,8 @@ The parts may also be cut into blocks that are joined in another order (`shuffle
 kernel and the third in another, and a packed projection has query, key and value of each head side by side. Parts of
 one shape may have an axis for the heads, as in Flax. Or the tensor has its gates in another order along the other axis,
 as the kernel of an LSTM for the input and the state. Parts that are joined or stacked may have their single rows in
-another order, as keys whose halves are interleaved in one program.
+another order, as keys whose halves are interleaved in one program. Axes of one element do not count: a convolution of
+width 1 in one program is a dense layer in the other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 from typing import Final, NamedTuple
 
@@ -25,19 +26,10 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
-from gradscope.comparison.layout.recipe_steps import (
-    Concatenate,
-    RecipeStep,
-    Reshape,
-    Split,
-    Stack,
-    Transpose,
-    Unstack,
-    in_order_of_blocks,
-)
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
-from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.values.parts.joined_tensors import JoinedAxes, JoinedParts, PlainShape, common_shape
 from gradscope.comparison.pairing.values.parts.part_candidates import ShiftedNames, constant_of, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -48,71 +40,6 @@ _MOST_AXES: Final = 4
 
 #: The most tensors that are tried as parts of one: all of them are read.
 _MOST_PARTS: Final = 128
-
-
-class _Axes(NamedTuple):
-    """_Axes has the order of a part's axes in a packed tensor.
-
-    Attributes:
-        order: The order.
-        apart: The shape in that order of parts that have an axis more, for the heads; () of other parts.
-        shape: The same with that axis merged into the next one.
-    """
-
-    order: tuple[int, ...]
-    apart: Shape = ()
-    shape: Shape = ()
-
-    def of(self, array: Array) -> Array:
-        """Returns a part with its axes in the order of the packed tensor."""
-        ordered = array.transpose(self.order)
-        return ordered.reshape(self.shape) if self.apart else ordered
-
-    def steps(self) -> tuple[RecipeStep, ...]:
-        """Returns the steps that put the axes of a part into order."""
-        return (*_turned(self.order), *((Reshape(self.shape),) if self.apart else ()))
-
-    def inverse(self) -> tuple[RecipeStep, ...]:
-        """Returns the steps that put them back."""
-        back = tuple(np.argsort(self.order).tolist())
-        return (*((Reshape(self.apart),) if self.apart else ()), *_turned(back))
-
-
-def _turned(order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
-    """Returns the step that puts axes into an order; none for the order that they have."""
-    return (Transpose(order),) if order != tuple(range(len(order))) else ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each.
-
-    Where `blocks` are stated, the parts are joined and cut into so many equal blocks along the axis `across`, which are
-    in that order in the tensor. Where the tensor has the parts stacked, and their blocks in that order all the same, it
-    does so along the axis `stacked`. `matched_by` is the pass: by values, or only by the names of others that values
-    show.
-    """
-
-    key: str
-    parts: tuple[str, ...]
-    sizes: tuple[int, ...]
-    axis: int
-    axes: _Axes
-    blocks: tuple[int, ...] = ()
-    across: int = 0
-    stacked: int | None = None
-    matched_by: MatchedBy = "fingerprint"
-
-    def joining(self) -> tuple[RecipeStep, ...]:
-        """Returns the steps that make the tensor of its parts."""
-        stack = () if self.stacked is None else (Split(self.axis, len(self.parts)), Stack(self.stacked))
-        return (*self.axes.steps(), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks), *stack)
-
-    def parting(self) -> tuple[RecipeStep, ...]:
-        """Returns the steps that make the parts of the tensor."""
-        apart = () if self.stacked is None else (Unstack(self.stacked), Concatenate(self.axis))
-        blocks = in_order_of_blocks(self.across, tuple(np.argsort(self.blocks).tolist()))
-        return (*apart, *blocks, Split(self.axis, self.sizes), *self.axes.inverse())
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -132,21 +59,22 @@ def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Itera
         yield Match(ref=joined.key, recipe=recipe, matched_by=joined.matched_by)
 
 
-def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Joined]:
+def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[JoinedParts]:
     # By shape and dtype, of which there are few, whatever the number of tensors.
     free: defaultdict[tuple[tuple[int, ...], str], dict[str, int]] = defaultdict(dict)
     for place, single in enumerate(singles):
         entry = other.entry(single)
         free[entry.shape, entry.dtype][single] = place
-    solved: list[_Joined] = []
+    solved: list[JoinedParts] = []
     for key in keys:
         entry = holder.entry(key)
-        if not 0 < len(entry.shape) <= _MOST_AXES:
+        packed = _plain(entry.shape)
+        if not 0 < len(packed) <= _MOST_AXES:
             continue
         of_shape = [
             (math.prod(shape), alike)
             for (shape, dtype), alike in free.items()
-            if _may_be_part(shape, entry.shape) and comparable(dtype, entry.dtype)
+            if _may_be_part(_plain(shape, len(packed)), packed) and comparable(dtype, entry.dtype)
         ]
         fitting = [alike for _, alike in of_shape]
         if not 1 < sum(map(len, fitting)) <= _MOST_PARTS:
@@ -165,11 +93,11 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
 
 
 def _by_names(
-    holder: DumpSource, keys: Iterable[str], other: DumpSource, left: dict[str, str], solved: Sequence[_Joined]
-) -> Iterator[_Joined]:
+    holder: DumpSource, keys: Iterable[str], other: DumpSource, left: dict[str, str], solved: Sequence[JoinedParts]
+) -> Iterator[JoinedParts]:
     """Yields tensors with the parts that those of a tensor of the same shapes show, whose values agree."""
     shifted, done = ShiftedNames(), {each.key for each in solved}
-    alike: dict[tuple[tuple[int, ...], ...], _Joined] = {}
+    alike: dict[tuple[tuple[int, ...], ...], JoinedParts] = {}
     for each in solved:
         shifted.add(each.key, each.parts)
         alike.setdefault((holder.entry(each.key).shape, *(other.entry(part).shape for part in each.parts)), each)
@@ -184,6 +112,12 @@ def _by_names(
                 break
 
 
+def _plain(shape: Shape, least: int = 0) -> Shape:
+    """Returns a shape without its axes of one element; the last of them stay where fewer than `least` are left."""
+    ones = [axis for axis, size in enumerate(shape) if size == 1][: max(len(shape) - least, 0)]
+    return tuple(size for axis, size in enumerate(shape) if axis not in ones)
+
+
 def _may_be_part(part: Shape, packed: Shape) -> bool:
     """Returns whether a shape is that of a part: smaller along one axis, or without it, and the same elsewhere."""
     if len(part) == len(packed) + 1 <= _MOST_AXES:
@@ -192,30 +126,31 @@ def _may_be_part(part: Shape, packed: Shape) -> bool:
     return 0 <= len(packed) - len(part) <= 1 and others.total() == 1 and math.prod(part) < math.prod(packed)
 
 
-def _with_heads(part: Shape) -> Iterator[_Axes]:
+def _with_heads(part: Shape) -> Iterator[JoinedAxes]:
     """Yields the orders of a part's axes with two of them merged."""
     for order in permutations(range(len(part))):
         apart = tuple(part[axis] for axis in order)
         for at in range(len(part) - 1):
-            yield _Axes(order, apart, (*apart[:at], apart[at] * apart[at + 1], *apart[at + 2 :]))
+            yield JoinedAxes(order, apart, (*apart[:at], apart[at] * apart[at + 1], *apart[at + 2 :]))
 
 
-def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape, _Axes]]:
+def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape, JoinedAxes]]:
     """Yields shapes of parts, () for all of as many axes as a tensor, and the orders that their axes may have in it."""
-    yield from (((), _Axes(order)) for order in permutations(range(len(packed))))
+    yield from (((), JoinedAxes(order)) for order in permutations(range(len(packed))))
     for shape in dict.fromkeys(each for each in parts if len(each) > len(packed)):
         for axes in _with_heads(shape):
             if sum(one != other for one, other in zip(axes.shape, packed, strict=True)) == 1:
                 yield shape, axes
 
 
-def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
+def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> JoinedParts | None:
     if constant_of(holder, key) is not None:
         return None  # the parts of a constant are no evidence, and it is not read as a whole
-    packed = holder.array(key)
-    dtype = holder.entry(key).dtype
+    stored, dtype = holder.entry(key).shape, holder.entry(key).dtype
+    packed = holder.array(key).reshape(_plain(stored))
     tolerance = max(default_tolerance(PARAM, dtype, other.entry(single).dtype) for single in singles)
-    arrays = {single: other.array(single) for single in singles}
+    read = {single: other.array(single) for single in singles}
+    arrays = {single: array.reshape(_plain(array.shape, packed.ndim)) for single, array in read.items()}
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
         for find, (shape, axes) in product(WAYS, list(possible)):
@@ -225,9 +160,14 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
                 if (array.shape == shape if shape else array.ndim == view.array.ndim)
             }
             for axis in view.axes if len(own) > 1 else ():
-                if (found := find(view.array, own, axis, tolerance)) is not None:
+                if (found := find(view.array, own, axis, tolerance)) is None:
+                    continue
+                each = common_shape([(read[part].shape, arrays[part].shape) for part in found.parts])
+                if each is not None:
                     sizes = tuple(own[part].shape[axis] for part in found.parts)
-                    return _Joined(key, found.parts, sizes, axis, axes, found.blocks, found.across, view.stacked)
+                    whole = PlainShape(stored, packed.shape)
+                    order = (found.blocks, found.across)
+                    return JoinedParts(key, found.parts, sizes, axis, axes, whole, each, *order, view.stacked)
     return None
 
 
