@@ -296,5 +296,5 @@ def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:
         key = counterparts.get(key, key if key in own else "")
         return cand.resolve(key) if key else ""
 
-    candidate = Program(layers=cand.manifest.layers, owner=owner_in_cand)
-    return Program(layers=ref.manifest.layers, owner=owner_in_ref) if ref.manifest.layers else candidate, candidate
+    candidate = Program.of(cand, owner_in_cand)
+    return Program.of(ref, owner_in_ref) if ref.manifest.layers else candidate, candidate

@@ -15,7 +15,7 @@ import numpy as np
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon_of, widened
-from gradscope.proof.rules.wrong_factors import common_factor
+from gradscope.proof.rules.wrong_factors import confirmed_factor
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 from gradscope.proof.surrogate import Surrogate
 from gradscope.proof.wide_programs import Widening, as_type
@@ -216,7 +216,8 @@ class _Leaves:
     def worst(self, group: tuple[int, ...]) -> Outcome:
         """Returns the worst outcome of some leaves, with the factor of all if they have one."""
         found = [self._along_one(group) for _ in range(DIRECTIONS)]
-        return replace(max(found, key=lambda each: each.rank), factor=common_factor(found))
+        factor = confirmed_factor(found, partial(self._along_one, group))
+        return replace(max(found, key=lambda each: each.rank), factor=factor)
 
     def _along_one(self, group: tuple[int, ...]) -> Outcome:
         loss = self._loss

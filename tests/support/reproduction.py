@@ -67,4 +67,6 @@ def _without_gradscope() -> Iterator[None]:
 def _ran(status: int, output: str, errors: str) -> Ran:
     assert not errors, errors
     lines = [line.split() for line in output.splitlines()]
-    return Ran(status=status, errors={(line[0], line[1]): float(line[3]) for line in lines}, output=output)
+    at = [line.index("rel_l2") for line in lines]
+    found = {(line[0], line[at - 1]): float(line[at + 1]) for line, at in zip(lines, at, strict=True)}
+    return Ran(status=status, errors=found, output=output)

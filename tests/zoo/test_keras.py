@@ -298,11 +298,16 @@ class OwnStep(Own):
     def train_step(self, *state):
         raise NotImplementedError
 
-def compiled(net):
-    net.compile(loss="mse")
+class OwnLossOfInputs(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.abs(y_pred - y)) * keras.ops.sum(x)
+
+def compiled(net, loss="mse"):
+    net.compile(loss=loss)
     return net
 
 own_loss, own_step = compiled(OwnLoss()), compiled(OwnStep())
+no_other_loss, step_alone = compiled(OwnLossOfInputs(), None), compiled(OwnStep(), None)
 """
 
 
@@ -314,13 +319,16 @@ own_loss, own_step = compiled(OwnLoss()), compiled(OwnStep())
             "own_step",
             "compiled: mean_squared_error of value; not run: train_step of OwnStep, which may have another loss",
         ),
+        ("no_other_loss", "compute_loss of OwnLossOfInputs"),
+        ("step_alone", "mse of value; not run: train_step of OwnStep, which may have another loss"),
     ],
 )
 def test_methods_of_the_model_are_said_to_be_its_loss(folder: Path, name: str, said: str) -> None:
     seen = agreement.dump(f"{agreement.source(folder, OWN_METHODS)}:{name}", "float32[4,3]")
     error = seen["activation/own/dense"] - seen["input/labels"]
-    expected = 3 * np.abs(error).mean() if name == "own_loss" else np.square(error).mean()
-    assert seen.loss == pytest.approx(float(expected), rel=1e-6)
+    factors = {"own_loss": 3.0, "no_other_loss": seen["input/x"].sum()}
+    expected = factors[name] * np.abs(error).mean() if name in factors else np.square(error).mean()
+    assert seen.loss == pytest.approx(float(expected), rel=1e-5)
     assert seen.manifest.provenance["counted"] == said
 
 

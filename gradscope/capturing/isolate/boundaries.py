@@ -9,7 +9,6 @@ from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.naming.paths import LOSS
-from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, operands, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
@@ -38,7 +37,7 @@ class Boundaries:
         self.outputs = dict(self._named_outputs())
         # Only the segments of values that have a cotangent, or should have one, return cotangents.
         self._pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
-        self._readers = SegmentsBetween(trace.root, pinned.keys).readers(self._pulled)
+        self._readers = pinned.segments(trace.root).readers(self._pulled)
 
     def readers(self, value_at: ValueAt) -> Sequence[ValueAt]:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
@@ -57,7 +56,7 @@ class Boundaries:
         slices = dict(self._slices_of(argument.value, {(): ()}))
         if not slices:
             return {}
-        readers = SegmentsBetween(self._trace.root, {*self.pinned.keys, *slices}).readers(self._pulled)
+        readers = self.pinned.segments(self._trace.root, slices).readers(self._pulled)
         depth = max(map(len, slices.values()))
         found = {index: [*readers.get(argument, ())] for index in slices.values() if len(index) == depth}
         for slice_at, index in slices.items():

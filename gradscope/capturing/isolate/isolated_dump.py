@@ -110,6 +110,8 @@ class IsolatedDump:
             wrong = list(self._wrong_parts(row, mine[ref].recipe.keys)) if row.status == "different" else []
             for parts in [[part] for part in wrong] or [tensors]:
                 places = dict.fromkeys(name for part in parts for name in self._places_of(part, row))
+                if not places and row.status != "different":
+                    continue  # nothing that ran reads it
                 # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
                 named = tuple(places) or (self._dumps.ref.entry(ref).site.layer or ref,)
                 ends = [end for part in parts for end in part.boundaries] if row.status == "different" else []

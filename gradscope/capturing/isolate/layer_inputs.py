@@ -114,6 +114,15 @@ class LayerInputs:
         known = sorted(each for each in found if each is not None)
         return known[0][1] if known else None
 
+    def gets_zeros(self, value_at: ValueAt) -> bool:
+        """Returns whether the gradient that arrives at an input is zero in every element.
+
+        Args:
+            value_at: One of the values between layers.
+        """
+        gradient = self._run.gradient(value_at)
+        return gradient is not None and not np.any(gradient)
+
     def _compared(self, call: LayerCall, iteration: IterationIndex, *, gradient: bool) -> tuple[int, bool] | None:
         """Returns how many elements a layer reads, and whether their root mean square is the reference's."""
         ref = self._counterpart(call, iteration)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +16,14 @@ from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import PinnedValue
 from gradscope.naming import IterationIndex
-from gradscope.tracing.jaxpr.frames import ValueKey, iterations
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
 _LACKING: Final = "the reference has no such activation"
+_NEVER_MADE: Final = "it did not run in the reference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class PinnedValues:
         sites: The sites of the values.
         with_cotangent: The pinned values whose gradient the reference has.
         without_cotangent: The pinned values that have a gradient which the reference does not have.
+        never_made: The values that the reference did not compute, as in a branch that was not taken.
         left_out: The values that are not pinned, and why.
     """
 
@@ -42,11 +45,21 @@ class PinnedValues:
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
     with_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
     without_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
+    never_made: set[ValueAt] = field(default_factory=set[ValueAt])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
     def name(self, value_at: ValueAt) -> str:
         """Returns the path of the layer whose output a pinned value is."""
         return str(self.sites[value_at.value].names[0].path.at(value_at.iteration))
+
+    def segments(self, root: Frame, further: Iterable[ValueAt] = ()) -> SegmentsBetween:
+        """Returns the segments of a trace between the pinned values.
+
+        Args:
+            root: The trace's root frame.
+            further: Further values at which segments end.
+        """
+        return SegmentsBetween(root, {*self.keys, *further}, self.never_made)
 
 
 def pinned_values(
@@ -92,7 +105,9 @@ class _PinnedValuesBuilder:
             key = None if self._computed(ValueAt(site.value, iteration)) else self._key(site, iteration)
             array = None if key is None else self._array(key, site)
             if key is None or array is None:
-                self._leave_out(str(site.names[0].at(iteration)), _LACKING)
+                never = key is not None and self._placing.absent(key) == "not-executed"
+                self._leave_out(str(site.names[0].at(iteration)), _NEVER_MADE if never else _LACKING)
+                self._found.never_made.update({ValueAt(site.value, iteration)} if never else ())
             else:
                 values[iteration] = array
                 self._found.keys[ValueAt(site.value, iteration)] = key

@@ -9,6 +9,7 @@ which reads its result, `before block/norm`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 
 from gradscope.capturing.isolate.boundaries import Boundaries
 from gradscope.capturing.isolate.layer_inputs import CallAt, LayerInputs
@@ -16,12 +17,20 @@ from gradscope.comparison.follow_ups.isolation import Place
 from gradscope.naming import PARAM
 from gradscope.naming.paths import BEFORE
 from gradscope.primitive_groups import FUNCTIONS_OF_AN_ELEMENT
-from gradscope.tracing.dataflow.between_known_values import Segment, SegmentsBetween
+from gradscope.tracing.dataflow.between_known_values import Segment
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, source_in, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.tracer import Trace
+
+
+class _Doubt(IntEnum):
+    """A `_Doubt` is whether a place made an error: it did, it may have, or it got zeros, of which it makes zeros."""
+
+    NONE = 0
+    SOME = 1
+    LARGE = 2
 
 
 class Places:
@@ -45,7 +54,7 @@ class Places:
         params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == PARAM}
         self._views = ParameterOrigins(params)
         self._makers = {site.value: site.names[0].path for site in trace.sites if site.names}
-        self._between_known = SegmentsBetween(trace.root, {*boundaries.pinned.keys, *readers})
+        self._between_known = boundaries.pinned.segments(trace.root, readers)
         self._segments: dict[ValueAt, Segment] = {}
         self._inside: dict[ValueAt, tuple[ValueAt, ...]] = {}
         self._agreeing: dict[tuple[ValueAt, bool], bool | None] = {}
@@ -54,21 +63,20 @@ class Places:
     def of(self, ends: Iterable[ValueAt], gradient_of: ValueAt | None) -> tuple[str, ...]:
         """Returns the places that may have made an error of a tensor, in execution order.
 
-        Of those that may have returned a wrong gradient, the ones with a derivative rule of their own come first.
+        Of those that may have returned a wrong gradient, the ones that are known to have are the only ones. Else, those
+        with a derivative rule of their own come first.
 
         Args:
             ends: The boundaries of the segments that made the tensor.
             gradient_of: The value with respect to which it is a gradient; None where it is itself the end of a segment.
         """
-        found: dict[str, None] = {}
+        found: dict[ValueAt, _Doubt] = {}
         for end in self._boundaries.ordered(ends):
-            wrong = [value_at for value_at in self._between(end) if self._is_first_wrong(value_at)]
-            if wrong:
-                found |= dict.fromkeys(map(self._place, wrong))
-                continue
-            found |= dict.fromkeys([self._place(end)] if gradient_of is None else self._returning(end, gradient_of))
-            found |= dict.fromkeys(map(self._place, filter(self._may_be_wrong, self._between(end))))
-        return tuple(found if gradient_of is None else sorted(found, key=lambda name: not self._has_rule(name)))
+            for made, doubt in self._making(end, gradient_of):
+                found[made] = min(doubt, found.get(made, doubt))
+        least = min(found.values(), default=_Doubt.NONE)
+        names = dict.fromkeys(self._place(made) for made, doubt in found.items() if doubt == least)
+        return tuple(names if gradient_of is None else sorted(names, key=lambda name: not self._has_rule(name)))
 
     def rearranging(self, ends: Iterable[ValueAt]) -> tuple[str, ...]:
         """Returns the code before layers that may have made an error which no root mean square shows.
@@ -143,8 +151,21 @@ class Places:
             if value.equation != OPERAND and not self._views.names(frame, variable_of(frame, value)):
                 yield frame, value.equation
 
-    def _returning(self, end: ValueAt, gradient_of: ValueAt, behind: tuple[ValueAt, ...] = ()) -> Iterator[str]:
-        """Yields the places that may return a wrong gradient for a value, on the way back from a segment's end.
+    def _making(self, end: ValueAt, gradient_of: ValueAt | None) -> Iterator[tuple[ValueAt, _Doubt]]:
+        """Yields the ends of the code that may have made an error of a tensor, in the segment to one end."""
+        between = self._between(end)
+        wrong = [value_at for value_at in between if self._is_first_wrong(value_at)]
+        if wrong:
+            yield from ((value_at, _Doubt.NONE) for value_at in wrong)
+            return
+        made = [(end, _Doubt.SOME)] if gradient_of is None else list(self._returning(end, gradient_of))
+        least = min((doubt for _, doubt in made), default=_Doubt.SOME)
+        yield from (*made, *((value_at, least) for value_at in between if self._may_be_wrong(value_at)))
+
+    def _returning(
+        self, end: ValueAt, gradient_of: ValueAt, behind: tuple[ValueAt, ...] = ()
+    ) -> Iterator[tuple[ValueAt, _Doubt]]:
+        """Yields the ends of the code that may return a wrong gradient for a value, on the way back from a segment's.
 
         Args:
             end: The segment's end.
@@ -155,12 +176,14 @@ class Places:
             behind = (*behind, end)
         if gradient_of in self._segment(end).read:
             hidden = end in self._readers and self._has_right_sizes(end) and behind
-            yield from map(self._place, behind if hidden else (end,))
+            for each in behind if hidden else (end,):
+                zeros = each in self._readers and self._inputs.gets_zeros(each)
+                yield each, _Doubt.LARGE if zeros else _Doubt.SOME
         for value_at in self._segment(end).read:
             if value_at in self._readers and self._leads(gradient_of, value_at):
                 agrees = self._agrees(value_at, gradient=True)
                 if agrees is not True:
-                    yield self._place(end)
+                    yield end, _Doubt.SOME if agrees is None else _Doubt.NONE
                 if agrees is not False:
                     yield from self._returning(value_at, gradient_of, behind)
 

@@ -15,7 +15,6 @@ from gradscope.comparison.judging.limits.noise import Precision
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import key_of
-from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.narrow_layers import NarrowLayers
@@ -43,7 +42,7 @@ class SegmentPrecision(Precision):
         at_most: str | None,
     ) -> None:
         self._frames = {frame.key: frame for frame in trace.root.walk()}
-        self._segments = SegmentsBetween(trace.root, boundaries.pinned.keys)
+        self._segments = boundaries.pinned.segments(trace.root)
         self._narrow = NarrowLayers(trace.root)
         self._made_by = made_by
         self._is_mixed = is_mixed

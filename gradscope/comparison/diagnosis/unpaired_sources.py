@@ -9,6 +9,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import (
     NearestKeys,
@@ -21,7 +22,7 @@ from gradscope.dump.manifest.layer_graph import (
     unclear_keys,
 )
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 from gradscope.naming.paths import is_inside, layers_around
 
 #: The statuses of names that only the reference has, and that only the candidate has.
@@ -42,6 +43,18 @@ class Program:
 
     layers: Sequence[Layer]
     owner: Callable[[ComparisonRow], str]
+
+    @classmethod
+    def of(cls, dump: DumpSource, owner: Callable[[ComparisonRow], str]) -> Program:
+        """Returns the program of a dump, without the layers of branches that were not taken, which made nothing.
+
+        Args:
+            dump: The dump.
+            owner: Returns the key of a row's owner in it.
+        """
+        absent = {key for key in dump.keys() if dump.entry(key).absent == "not-executed"}  # noqa: SIM118
+        keys = ((layer, [key_of(ACTIVATION, name) for name in layer.outputs]) for layer in dump.manifest.layers)
+        return cls(layers=tuple(layer for layer, made in keys if absent.isdisjoint(made)), owner=owner)
 
 
 def parts_of(

@@ -24,7 +24,7 @@ import keras
 from jax import Array
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.keras.own_loss import CompiledLoss
+from gradscope.frameworks.keras.own_loss import COMPUTE_LOSS, CompiledLoss, not_run, overrides
 from gradscope.frameworks.keras.weight_files import FULL_MODEL, WEIGHTS, KerasFormat
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
 from gradscope.frameworks.modules.calling import CallShape, without
@@ -103,9 +103,11 @@ class KerasAdapter:
 
     def objective(self, loss: LossName | None) -> Objective:
         """Returns what the model's `fit` would minimise, or the loss that the user chooses, of all outputs."""
-        if loss is None and self.net.compiled and self.net.loss is not None:
-            return CompiledLoss(net=self.net, train=self.train, ordered=self._ordered)
-        return LossOfOutputs(name=loss or DEFAULT_LOSS, every=True, adds=loss is None)
+        own = self.net.compiled and (self.net.loss is not None or overrides(self.net, COMPUTE_LOSS))
+        if loss is None and own:
+            return CompiledLoss(net=self.net, train=self.train, ordered=self._ordered, given=self._given)
+        not_run_here = not_run(self.net) if loss is None else ""
+        return LossOfOutputs(name=loss or DEFAULT_LOSS, every=True, adds=loss is None, not_run=not_run_here)
 
     @contextmanager
     def _scope(self) -> Generator[None]:
@@ -129,6 +131,13 @@ class KerasAdapter:
         values = [*positional, *(keyword.pop(name) for name in self._names[len(positional) :])]
         structure = getattr(self.net, "input", values[0])  # a sequential model has one input and no structure
         return (keras.tree.pack_sequence_as(structure, values),)
+
+    def _given(self, call: CallShape, inputs: Mapping[str, Any]) -> Any:
+        """Returns the inputs of a call as `fit` has them: one tensor, or the structure of a functional model."""
+        positional, keyword = call.arguments(inputs)
+        named = {name: each for name, each in keyword.items() if name not in call.flags}
+        found = [*self._structured(positional, named), *named.values()]
+        return found[0] if len(found) == 1 else found
 
     @property
     def _symbolic(self) -> list[Any]:

@@ -1,7 +1,8 @@
 """The loss of a Keras model is what its `fit` would minimise: the compiled loss, and the losses that the model adds.
 
-Those are regularisations of weights and activities, and what layers pass to `add_loss`: `model.losses`. A model that is
-not compiled has no loss of its outputs; the mean squared error of all of them takes its place.
+Those are regularisations of weights and activities, and what layers pass to `add_loss`: `model.losses`. A model with a
+`compute_loss` of its own has that in the place of both. One without it that is not compiled with a loss has no loss of
+its outputs; the mean squared error of all of them takes its place.
 
 Labels are drawn for each output, as the loss of that output needs them: classes, classes as vectors, zeros and ones, or
 numbers.
@@ -20,13 +21,17 @@ from jax import Array
 
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.modules.adapter import Variables
+from gradscope.frameworks.modules.calling import CallShape
 from gradscope.frameworks.modules.input_spec import InputSpec, InputValues
-from gradscope.frameworks.modules.objective import ADDED_LOSSES, ONLY, Objective, added_in_words
+from gradscope.frameworks.modules.objective import ADDED_LOSSES, ONLY, Called, Objective, added_in_words
 from gradscope.frameworks.modules.outputs import floating_outputs, named_outputs
 from gradscope.protocols import implements
 
 #: Words in the names of losses, and the labels that such a loss takes; the first that is in the name decides.
 _LABELS: Final = ("sparse", "categorical", "crossentropy", "hinge")
+
+#: The method of a model that makes the loss.
+COMPUTE_LOSS: Final = "compute_loss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +42,13 @@ class CompiledLoss:
         net: The model.
         train: Whether it runs in training mode.
         ordered: Returns the values of the model's variables in Keras' order, trainable ones and others.
+        given: Returns the inputs of a call in the structure in which `fit` has them.
     """
 
     net: Any
     train: bool
     ordered: Callable[[Variables], tuple[list[Any], list[Any]]]
+    given: Callable[[CallShape, Mapping[str, Any]], Any]
 
     @property
     def name(self) -> str:
@@ -52,18 +59,22 @@ class CompiledLoss:
     def labels(self, outputs: Any) -> Mapping[str, InputSpec]:
         flat = self._by_name(outputs)
         losses = {name: self._loss_of(name, number) for number, name in enumerate(flat)}
-        counted = {name: _labels(loss, flat[name]) for name, loss in losses.items() if loss is not None}
+        # A loss of the model's own may take labels of all outputs.
+        of_all = overrides(self.net, COMPUTE_LOSS) and self.net.loss is None
+        counted = {name: _labels(loss, flat[name]) for name, loss in losses.items() if of_all or loss is not None}
         return {ONLY: next(iter(counted.values()))} if len(flat) == 1 else counted
 
     @implements(Objective)
     def require(self, outputs: Any, labels: Mapping[str, InputSpec]) -> None:
+        if overrides(self.net, COMPUTE_LOSS):
+            return
         for name, needed in self.labels(outputs).items():
             if name in labels and labels[name].shape != needed.shape:
                 raise UsageError(f"the labels are {labels[name]}, and the loss of the model needs {needed}")
 
     @implements(Objective)
-    def value(self, variables: Variables, outputs: Any, updated: Variables, labels: Mapping[str, Any]) -> Array:
-        net, added = self.net, list(updated.get(ADDED_LOSSES, {}).values())
+    def value(self, variables: Variables, called: Called, labels: Mapping[str, Any]) -> Array:
+        net, outputs, added = self.net, called.outputs, list(called.updated.get(ADDED_LOSSES, {}).values())
         trainable, others = self.ordered(variables)
         targets = [labels.get(ONLY if ONLY in labels else name) for name in self._by_name(outputs)]
         structured = keras.tree.pack_sequence_as(outputs, targets)
@@ -75,7 +86,13 @@ class CompiledLoss:
         net._losses_override.extend(added)  # noqa: SLF001
         try:
             value, _ = net.stateless_compute_loss(
-                trainable, others, metrics, x=None, y=structured, y_pred=outputs, training=self.train
+                trainable,
+                others,
+                metrics,
+                x=self.given(called.shape, called.inputs),
+                y=structured,
+                y_pred=outputs,
+                training=self.train,
             )
         finally:
             net._losses_override.clear()  # noqa: SLF001
@@ -85,23 +102,15 @@ class CompiledLoss:
 
     @implements(Objective)
     def sentence(self, outputs: Any, updated: Variables) -> str:
-        if self._overrides("compute_loss"):
-            return f"compute_loss of {type(self.net).__name__}{self._not_run()}"
+        if overrides(self.net, COMPUTE_LOSS):
+            return f"{COMPUTE_LOSS} of {type(self.net).__name__}{not_run(self.net)}"
         flat = self._by_name(outputs)
         losses = {name: self._loss_of(name, number) for number, name in enumerate(flat)}
         counted = [f"{_name(loss)} of {name or 'the output'}" for name, loss in losses.items() if loss is not None]
         added = len(updated.get(ADDED_LOSSES, {}))
         words = " and ".join([*counted, *([added_in_words(added)] if added else [])])
         left = [name for name, loss in losses.items() if loss is None]
-        return f"compiled: {words}" + (f"; not counted: {', '.join(left)}" if left else "") + self._not_run()
-
-    def _overrides(self, method: str) -> bool:
-        return getattr(type(self.net), method) is not getattr(keras.Model, method)
-
-    def _not_run(self) -> str:
-        """Returns what of the model's own code `fit` would run, and no loss of the outputs does; "" for nothing."""
-        own = self._overrides("train_step")
-        return f"; not run: train_step of {type(self.net).__name__}, which may have another loss" if own else ""
+        return f"compiled: {words}" + (f"; not counted: {', '.join(left)}" if left else "") + not_run(self.net)
 
     def _by_name(self, outputs: Any) -> dict[str, Any]:
         """Returns the outputs by path, those of a functional model's list by the names of their layers."""
@@ -120,9 +129,22 @@ class CompiledLoss:
         return configured[number] if isinstance(configured, list | tuple) else configured
 
 
+def overrides(net: Any, method: str) -> bool:
+    """Returns whether a model has a method of its own in the place of Keras'."""
+    return getattr(type(net), method) is not getattr(keras.Model, method)
+
+
+def not_run(net: Any) -> str:
+    """Returns what of a model's own code `fit` would run, and no loss of the outputs does; "" for nothing."""
+    own = overrides(net, "train_step")
+    return f"; not run: train_step of {type(net).__name__}, which may have another loss" if own else ""
+
+
 def _labels(loss: Any, output: Any) -> InputSpec:
-    """Returns the labels of an output for its loss."""
+    """Returns the labels of an output for its loss, numbers where that is not known."""
     plain = InputSpec.of(output.dtype.name, tuple(output.shape))
+    if loss is None:
+        return plain
     kind = next((word for word in _LABELS if word in _name(loss)), None)
     if kind == "sparse":
         return InputSpec(

@@ -14,7 +14,7 @@ from gradscope.errors import UsageError
 from gradscope.frameworks.modules.adapter import Adapter, Variables
 from gradscope.frameworks.modules.calling import CallShape, call_shape
 from gradscope.frameworks.modules.input_spec import InputSpec, examples, with_batch_size
-from gradscope.frameworks.modules.objective import DEFAULT_LOSS, ONLY, HasObjective, LossOfOutputs, Objective
+from gradscope.frameworks.modules.objective import DEFAULT_LOSS, ONLY, Called, HasObjective, LossOfOutputs, Objective
 from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
 from gradscope.frameworks.modules.random_inputs import narrowed, random_inputs, require_representable
 from gradscope.frameworks.modules.request import LossName, Request
@@ -127,10 +127,12 @@ class ModuleModel:
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
         """Returns the loss, with the updated collections and the outputs as auxiliary outputs."""
-        outputs, updated = self.adapter.apply(variables, self.call, {name: batch[name] for name in self.inputs})
+        inputs = {name: batch[name] for name in self.inputs}
+        outputs, updated = self.adapter.apply(variables, self.call, inputs)
         labels = {self._output_of(name): each for name, each in batch.items() if name not in self.inputs}
         with jax.named_scope("loss"):
-            value = self.objective.value(variables, outputs, updated, labels)
+            called = Called(shape=self.call, inputs=inputs, outputs=outputs, updated=updated)
+            value = self.objective.value(variables, called, labels)
         self.counted[:] = [self.objective.sentence(outputs, updated)]
         return value, {**updated_leaves(updated, variables), "output": named_outputs(outputs)}
 

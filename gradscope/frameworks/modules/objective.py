@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from gradscope.frameworks.modules.adapter import Variables
+from gradscope.frameworks.modules.calling import CallShape
 from gradscope.frameworks.modules.input_spec import InputSpec
 from gradscope.frameworks.modules.losses import counted_outputs, labels_spec, loss_value, require_labels
 from gradscope.frameworks.modules.outputs import floating_outputs, named_outputs
@@ -29,6 +30,23 @@ ADDED_LOSSES: Final = "added_losses"
 
 #: The name of the only labels, among labels by output.
 ONLY: Final = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """`Called` is a call of a module.
+
+    Attributes:
+        shape: How it was called.
+        inputs: Its inputs, by name.
+        outputs: What it returned.
+        updated: The collections that it updated.
+    """
+
+    shape: CallShape
+    inputs: Mapping[str, Any]
+    outputs: Any
+    updated: Variables
 
 
 class Objective(Protocol):
@@ -55,13 +73,12 @@ class Objective(Protocol):
         """
         ...
 
-    def value(self, variables: Variables, outputs: Any, updated: Variables, labels: Mapping[str, Any]) -> Array:
+    def value(self, variables: Variables, called: Called, labels: Mapping[str, Any]) -> Array:
         """Returns the scalar.
 
         Args:
             variables: The module's variables.
-            outputs: What it returned.
-            updated: The collections that it updated.
+            called: Its call.
             labels: The labels, by output.
         """
         ...
@@ -89,11 +106,13 @@ class LossOfOutputs:
         every: Whether it is summed over all outputs where none is called `logits`. Otherwise it is that of the output
             of that name, or of the first one; `sum` and `mean` are always of all outputs.
         adds: Whether the losses that the module itself adds are added.
+        not_run: What of the module's own code, that may have another loss, is not run, in words; "" for nothing.
     """
 
     name: LossName
     every: bool = False
     adds: bool = False
+    not_run: str = ""
 
     @implements(Objective)
     def labels(self, outputs: Any) -> Mapping[str, InputSpec]:
@@ -109,14 +128,14 @@ class LossOfOutputs:
             require_labels(self.name, next(iter(counted.values())) if name == ONLY else counted[name], spec)
 
     @implements(Objective)
-    def value(self, variables: Variables, outputs: Any, updated: Variables, labels: Mapping[str, Any]) -> Array:  # noqa: ARG002
-        counted = self._counted(outputs)
+    def value(self, variables: Variables, called: Called, labels: Mapping[str, Any]) -> Array:  # noqa: ARG002
+        counted = self._counted(called.outputs)
         if self.name in ("sum", "mean"):
-            values = [loss_value(self.name, named_outputs(outputs), None)]
+            values = [loss_value(self.name, named_outputs(called.outputs), None)]
         else:
             targets = labels.values() if ONLY in labels else (labels[path] for path in counted)
             values = [loss_value(self.name, each, one) for each, one in zip(counted.values(), targets, strict=True)]
-        return total([*values, *(updated.get(ADDED_LOSSES, {}).values() if self.adds else ())])
+        return total([*values, *(called.updated.get(ADDED_LOSSES, {}).values() if self.adds else ())])
 
     @implements(Objective)
     def sentence(self, outputs: Any, updated: Variables) -> str:
@@ -126,7 +145,7 @@ class LossOfOutputs:
         left += [added_in_words(added)] * bool(added and not self.adds)
         words = " and ".join(path or "the output" for path in counted)
         words += f" and {added_in_words(added)}" if added and self.adds else ""
-        return f"{self.name} of {words}" + (f"; not counted: {', '.join(left)}" if left else "")
+        return f"{self.name} of {words}" + (f"; not counted: {', '.join(left)}" if left else "") + self.not_run
 
     def _counted(self, outputs: Any) -> dict[str, Any]:
         named = named_outputs(outputs)

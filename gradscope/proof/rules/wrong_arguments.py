@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -22,8 +23,8 @@ from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.rules.wrong_factors import (
     ComplexFactor,
     RuleOfComplex,
-    common_factor,
     complex_factor,
+    confirmed_factor,
     rounded_factor,
 )
 from gradscope.tracing.jaxpr.derivatives.custom_rules import argument_name
@@ -126,7 +127,7 @@ def _wrong_argument(
     if not_finite is not None:
         return WrongArgument(name=wrong[variable], factor=None, not_finite=not_finite.not_finite)
     found = WrongArgument(name=wrong[variable], factor=None, returned=rule.returns(variable))
-    factor = common_factor(outcomes)
+    factor = confirmed_factor(outcomes, partial(rule.of_one, variable))
     shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
     # Of one number, whatever a rule returns is a multiple of the derivative, and the factor says little.
     if math.isnan(factor) or math.prod(shapes[variable]) == 1:
@@ -156,7 +157,7 @@ def _of_one_sign(rule: RuleOfCall, variable: int, found: WrongArgument) -> Wrong
     for sign, word in ((1, "positive"), (-1, "negative")):
         wrong = all(each.status == "wrong" for each in by_sign[sign])
         if wrong and all(each.status == "correct" for each in by_sign[-sign]):
-            factor = common_factor(by_sign[sign])
+            factor = confirmed_factor(by_sign[sign], partial(rule.of_one, variable, sign=sign))
             multiple = None if math.isnan(factor) else rounded_factor(factor)
             return replace(found, factor=multiple, where=f" where it is {word}")
     return None

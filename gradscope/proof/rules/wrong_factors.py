@@ -1,4 +1,4 @@
-"""`common_factor` tells by which number a rule is wrong along all directions, `complex_factor` by which complex one.
+"""`confirmed_factor` tells by which number a rule is wrong along all directions, `complex_factor` by which complex one.
 
 JAX's gradient of a real function of a complex number is the conjugate of what other libraries return, and a rule that
 was written for those is wrong by that. A real factor is seen along one direction. A complex one turns it: with a factor
@@ -8,7 +8,7 @@ a + ib, a rule's derivative along d is a times the derivative along d, and b tim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -23,6 +23,19 @@ _NO_PART: Final = 1e-6
 _SAME_FACTOR: Final = 1e-4
 #: How far apart factors may be that solvers hide, as a share of how far one is from one.
 _OF_FACTOR: Final = 0.1
+
+
+def confirmed_factor(outcomes: Sequence[Outcome], further: Callable[[], Outcome]) -> float:
+    """Returns the factor that wrong claims have in common along one direction more, too; NaN where they have none.
+
+    Where each example has a factor of its own, two directions may agree by chance.
+
+    Args:
+        outcomes: The claims along several directions.
+        further: Returns that along another.
+    """
+    factor = common_factor(outcomes)
+    return factor if math.isnan(factor) else common_factor([*outcomes, further()])
 
 
 def common_factor(outcomes: Sequence[Outcome]) -> float:

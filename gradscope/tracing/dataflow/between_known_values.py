@@ -31,11 +31,13 @@ class SegmentsBetween:
     Args:
         root: The trace's root frame.
         known: The values that are known, each in one iteration of its loops.
+        never_made: The values of branches that did not run, which no segment has.
     """
 
-    def __init__(self, root: Frame, known: Collection[ValueAt]) -> None:
+    def __init__(self, root: Frame, known: Collection[ValueAt], never_made: Collection[ValueAt] = ()) -> None:
         self._frames = {frame.key: frame for frame in root.walk()}
         self._known = frozenset(known)
+        self._never_made = frozenset(never_made)
 
     def readers(self, ends: Iterable[ValueAt]) -> dict[ValueAt, list[ValueAt]]:
         """Returns for each known value and argument the ends of the segments that read it.
@@ -57,7 +59,7 @@ class SegmentsBetween:
         while waiting:
             made.append(waiting.pop())
             for value_at in self._operands(made[-1]):
-                if value_at in seen:
+                if value_at in seen or value_at in self._never_made:
                     continue
                 seen.add(value_at)
                 (read if value_at in self._known or _is_argument(value_at) else waiting).append(value_at)

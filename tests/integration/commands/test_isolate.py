@@ -42,6 +42,7 @@ def test_a_right_layer_exits_0_on_what_the_dump_has(folder: Path) -> None:
     assert ran.errors.keys() == {("forward", "last"), ("vjp", "relu"), ("vjp", "w")}
     assert max(ran.errors.values()) < 1e-6
     assert ran.output.count("expected: the dump's") == 3
+    assert "\nvjp      gradient of relu " in ran.output  # a layer that it reads, and not itself
     with np.load(script.with_suffix(".npz")) as arrays, np.load(folder / "right.npz") as dump:
         for name, key in {
             "input/relu": "activation/relu", "input/w": "param/last/w", "cotangent/d_last": "activation_grad/last",

@@ -22,7 +22,7 @@ from gradscope.comparison.follow_ups.isolation import LocalRow
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.tracing.loading.model import Model
-from tests.oracle.isolation.isolating import isolated, wrong
+from tests.oracle.isolation.isolating import isolated, of_losses, wrong
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -226,3 +226,34 @@ def test_the_lines_of_a_mask_are_among_those_of_the_code_that_uses_it() -> None:
         "kept = ~kept if inverted else kept",
         "x = jnp.where(kept, x, 0.0)",
     ]
+
+
+def gated(params: Any, batch: Any, *, fault: str = "", each: bool = True) -> Array:
+    """A branch that each example takes or not, or that all take: a dense layer in either arm, with code before it."""
+
+    def arm(name: str) -> Any:
+        def run(x: Array) -> Array:
+            x = tanh_with(1.05 if fault == f"before {name}" else 1.0, x)
+            with jax.named_scope(name):
+                return tanh_with(1.05 if fault == name else 1.0, x) @ params[name]
+
+        return run
+
+    def one(x: Array) -> Array:
+        with jax.named_scope("dense"):
+            x = x @ params["dense"]
+        with jax.named_scope("gate"):
+            x = lax.cond(jnp.square(x).sum() < 1e9, arm("up"), arm("down"), x)
+        with jax.named_scope("head"):
+            return x @ params["head"]
+
+    return jnp.square(jax.vmap(one)(batch["x"]) if each else one(batch["x"])).mean()
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("fault", ["up", "before up", ""])
+def test_a_fault_in_one_arm_of_a_branch_is_that_arms_alone(fault: str, each: bool) -> None:
+    loss = partial(gated, each=each)
+    found = of_losses(loss, partial(loss, fault=fault), PARAMS, BATCH, origins=False)
+    named = fault.replace("up", "gate/up")
+    assert [(row.name, row.shared_with) for row in found.different] == ([(named, ())] if fault else [])

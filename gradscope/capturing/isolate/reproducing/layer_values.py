@@ -14,7 +14,6 @@ from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.instrument.isolating import IsolatedRun
-from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources, values_at
@@ -128,7 +127,7 @@ class LayerValues:
         # A part of the gradient may arrive by code that the layer reads from, and that is in no layer.
         others = (self._value_at(other) for other in self._isolated.inputs if other is not atom)
         boundaries |= {other for other in others if other is not None and other != value_at}
-        readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries)
+        readers = self._pinned.segments(root, [value_at]).readers(boundaries)
         return self.full_gradient(atom) if self._is_read_alone(value_at, readers) else None
 
     def _is_read_alone(self, value_at: ValueAt, readers: Mapping[ValueAt, Sequence[ValueAt]]) -> bool:

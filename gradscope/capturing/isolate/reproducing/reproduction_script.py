@@ -102,7 +102,8 @@ def check(direction, expectations, found):
         right &= bool(error <= tolerance or zero)
         verdict = "ok" if error <= tolerance or zero else "WRONG"
         result = f"rel_l2 {{error:8.2e}}   tolerance {{tolerance:.0e}}   {{verdict:<5}}   expected: {{origin}}"
-        print(f"{{direction:<8}} {{name:<24}} {{result}}" + (", zero but for rounding" if zero else ""))
+        what = name if direction == "forward" else f"gradient of {{name}}"
+        print(f"{{direction:<8}} {{what:<32}} {{result}}" + (", zero but for rounding" if zero else ""))
     return right
 
 

@@ -3,7 +3,7 @@
 Where a layer reads a value through code without an entry, such as a function of it, the gradient of the value is what
 the layer returns, sent back through that code. A dump has the root mean square of the gradient that arrives at what the
 layer reads. Where that is the reference's, the code is at fault, unless the layer returns the reference's gradient in
-another order, or with other signs. Where it is not, the layer is, if nothing else reads the value.
+another order, or with other signs. Where it is not, the layer is.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def with_gradient_makers(dumps: Dumps, pairing: Pairing, first: ComparisonRow | 
     layers = {layer.path: layer for layer in dumps.ref.manifest.layers if layer.path in blame.makers}
     through = tuple(path for path in blame.makers if path in layers and found.is_sent_on(layers[path]))
     right = {path: found.is_right(layers[path]) for path in through}
-    if len(blame.makers) == 1 and False in right.values():
-        return blame
+    wrong = tuple(path for path in through if right[path] is False)
+    if wrong:
+        return replace(blame, makers=wrong)
     proven = frozenset(path for path in through if right[path]) if True in right.values() else frozenset[str]()
     return replace(blame, code_before=through, right=proven if proven and found.is_in_order() else frozenset())
 

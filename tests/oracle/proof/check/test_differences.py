@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.proof.claims import Claim, Outcome, Status, outcome
 from gradscope.proof.differences import finite_difference, one_sided_derivatives
-from gradscope.proof.rules.wrong_factors import common_factor
+from gradscope.proof.rules.wrong_factors import common_factor, confirmed_factor
 from gradscope.proof.solvers.solver_tolerance import Tightening
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -137,6 +137,17 @@ def test_the_factor_of_a_wrong_claim_is_one_along_all_directions(
         for status, factor in zip(statuses, factors, strict=True)
     ]
     assert common_factor(found) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(("further", "expected"), [(2.69048, 2.69048), (2.5, math.nan)])
+def test_a_factor_that_two_directions_have_by_chance_is_none(further: float, expected: float) -> None:
+    """Of a sum over examples whose gradients have factors of their own, each direction weighs these anew."""
+
+    def along(factor: float) -> Outcome:
+        return Outcome(status="wrong", error=0.5, expected=1e-7, factor=factor)
+
+    found = confirmed_factor([along(2.69050), along(2.69046)], lambda: along(further))
+    assert found == pytest.approx(expected, abs=1e-4, nan_ok=True)
 
 
 def with_solvers(errors_of: Callable[[int], tuple[float, float]]) -> Outcome:

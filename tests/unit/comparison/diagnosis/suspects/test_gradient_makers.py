@@ -80,7 +80,7 @@ def test_the_layer_is_told_from_the_code_before_it(between: Function, inside: Fu
     ("between", "inside", "made"),
     [
         (_cut, _same, "made in `two` or between `one` and `three`"),
-        (_same, _cut, "made in `two`, `three` or between `one` and `three`"),
+        (_same, _cut, "made in `three`"),
         # Of a sum of two terms, the one with the wrong sign does not show.
         (_turned, _same, "made in `two`, `three` or between `one` and `three`"),
     ],
@@ -102,6 +102,23 @@ def test_layers_that_read_one_value_are_told_apart(between: Function, inside: Fu
     sentence = gs.compare(right, wrong).sentence
     assert "backward first differs at `one`" in sentence
     assert f", {made}" in sentence
+
+
+def test_a_branch_that_was_not_taken_made_nothing() -> None:
+    def loss(params: Any, batch: Any, *, inside: Function = _same) -> Any:
+        def arm(name: str, inside: Function) -> Function:
+            def run(x: Any) -> Any:
+                with jax.named_scope(name):
+                    return inside(x) @ params[name]
+
+            return run
+
+        with jax.named_scope("one"):
+            x = batch["x"] @ params["one"]
+        return jnp.square(jax.lax.cond(batch["x"].sum() < 1e9, arm("two", inside), arm("three", _same), x)).mean()
+
+    right, wrong = (gs.capture(partial(loss, inside=each), PARAMS, BATCH, origins=False) for each in (_same, _cut))
+    assert "backward first differs at `one` (rel_l2 0.29, made in `two`);" in gs.compare(right, wrong).sentence
 
 
 def test_a_value_that_agrees_is_not_where_a_value_made_of_it_differs() -> None:
