@@ -3,20 +3,28 @@
 Updates that are added twice, or subtracted, are a multiple of what parameters move by; a parameter that is written over
 behind the optimizer, as the second copy of a tied weight, moves by something else. So does one that is clipped or
 projected on purpose, and all of them where what is recorded is not yet scaled by the learning rate.
+
+As statistics, the distances are computed by NumPy where the CPU is the device: a kernel for each parameter would take
+XLA as long to compile as half of a small step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from gradscope.arrays.blocks import Array
 from gradscope.history.history_rows import LossFault
+from gradscope.instrument.host_calls import made_on_host
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
+from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 from gradscope.training.probing.returned.alike import alike, outline_of
 
 #: The recorded steps that say so: all of those that there are, and as many at least.
@@ -28,6 +36,8 @@ _NEAR: Final = 0.02
 #: The most elements of a parameter that are looked at, all over it: passes over all of them would cost a step of a
 #: small batch half as much again.
 _LOOKED_AT: Final = 4096
+#: What `moves` returns.
+_MOVES: Final = jax.ShapeDtypeStruct((3,), jnp.float32)
 #: The most names of parameters in a sentence.
 _NAMED: Final = 3
 
@@ -72,27 +82,43 @@ def moves(param: Any, update: Any, new: Sequence[Any]) -> Any:
         The three, float32[3]; the distances are shares of the norm of the update, without the rounding of the sum. Of
         an update of zeros, by which nothing moves, and of one that is not finite, the distances are negative.
     """
-    strides = _strides(param.shape)
-    param, update, *new = (jax.lax.slice(each, [0] * each.ndim, each.shape, strides) for each in (param, update, *new))
-    wide = jnp.promote_types(param.dtype, jnp.float32)
+    return jax.lax.platform_dependent(param, update, *new, cpu=_moves_from_host, default=partial(_moves, jnp))
+
+
+def _moves_from_host(*arrays: Any) -> Any:
+    return varying(made_on_host(_moves_of_arrays, _MOVES, *arrays), varying_axes(arrays))
+
+
+def _moves_of_arrays(*arrays: Array) -> Array:
+    # NumPy only: any JAX operation in a callback may wait for the step that runs the callback.
+    with np.errstate(all="ignore"):
+        return _moves(np, *arrays)
+
+
+def _moves(numpy: Any, param: Any, update: Any, *new: Any) -> Any:
+    """Returns what `moves` does, by NumPy or by JAX's `numpy`."""
+    places = tuple(slice(None, None, stride) for stride in _strides(param.shape))
+    param, update, *after = (each[places] for each in (param, update, *new))
+    wide = np.promote_types(param.dtype, np.float32)  # that of JAX refuses bfloat16 where a program is strict
     update = update.astype(wide)
-    size = jnp.square(jnp.abs(update)).sum()
+    size = numpy.square(numpy.abs(update)).sum()
     is_none = size == 0
-    size = jnp.where(is_none, 1, size)
+    size = numpy.where(is_none, 1, size)
     found: list[Any] = []
-    for each in new:
+    for each in after:
         moved = each.astype(wide) - param.astype(wide)
-        rounding = float(jnp.finfo(param.dtype).eps) * jnp.maximum(jnp.abs(each), jnp.abs(param)).astype(wide)
-        factor = jnp.real((moved * jnp.conj(update)).sum()) / size
+        largest = numpy.maximum(numpy.abs(each), numpy.abs(param)).astype(wide)
+        rounding = float(jnp.finfo(param.dtype).eps) * largest
+        factor = numpy.real((moved * numpy.conj(update)).sum()) / size
         apart = [
-            jnp.square(jnp.maximum(jnp.abs(moved - times * update) - rounding, 0)).sum() / size
+            numpy.square(numpy.maximum(numpy.abs(moved - times * update) - numpy.abs(rounding), 0)).sum() / size
             for times in (1, factor.astype(wide))
         ]  # fmt: skip
-        stays = is_none & (jnp.abs(moved).max(initial=0) == 0)
-        distances = jnp.where(stays, -1, jnp.sqrt(jnp.stack(apart)) + jnp.where(is_none, _APART + 1, 0))
-        found.append(jnp.stack([factor, *distances]).astype(jnp.float32))
-    stacked = jnp.nan_to_num(jnp.stack(found), nan=-1.0)  # a probe stops no program that looks for NaN
-    return stacked[jnp.argmin(stacked[:, 1])]
+        stays = is_none & (numpy.abs(moved).max(initial=0) == 0)
+        distances = numpy.where(stays, -1, numpy.sqrt(numpy.stack(apart)) + numpy.where(is_none, _APART + 1, 0))
+        found.append(numpy.stack([factor, *distances]).astype(numpy.float32))
+    stacked = numpy.nan_to_num(numpy.stack(found), nan=-1.0)  # a probe stops no program that looks for NaN
+    return stacked[numpy.argmin(stacked[:, 1])]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

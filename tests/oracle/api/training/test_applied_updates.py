@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gradscope as gs
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
-from gradscope.training.probing.returned.applied_updates import moves
+from gradscope.training.probing.returned.applied_updates import _moves, moves
 from tests.support.data import drawn
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -148,3 +149,19 @@ def test_elements_all_over_a_large_parameter_are_looked_at(shape: tuple[int, ...
     half = jnp.arange(update.size).reshape(shape) >= update.size // 2
     _, apart, _ = moves(param, update, [jnp.where(half, param + update, param)])
     assert float(apart) == pytest.approx(0.7, abs=0.1) or update.size <= 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_the_moves_on_the_host_are_those_that_jax_computes(dtype: str) -> None:
+    param, update, other = (jnp.asarray(drawn(seed, 70, 90), dtype) for seed in range(3))
+    none = jnp.zeros_like(param)
+    for new, own in (
+        (param + update, update),
+        (param - 3 * update, update),
+        (other, update),
+        (param, none),
+        (other, none),
+    ):
+        on_host, by_jax = jax.jit(moves)(param, own, [new, other]), _moves(jnp, param, own, new, other)
+        assert np.asarray(on_host) == pytest.approx(np.asarray(by_jax), rel=1e-4, abs=1e-5)
+    assert jax.jit(moves)(param, update, [param - 3 * update])[0] == pytest.approx(-3, rel=1e-2)
