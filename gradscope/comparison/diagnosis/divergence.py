@@ -82,6 +82,7 @@ class Blame:
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
         right: Those of them that are shown to return what the reference's return.
         code_before: Those of them before which there is code without an entry that may have computed it.
+        by_loss: Whether the loss reads the value, too, and may have computed it.
         part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
         unpaired: The rows without a counterpart from which the first value over tolerance is computed, not only through
@@ -105,6 +106,7 @@ class Blame:
     makers: tuple[str, ...] = ()
     right: frozenset[str] = frozenset()
     code_before: tuple[str, ...] = ()
+    by_loss: bool = False
     part: str = ""
     origin: ComparisonRow | None = None
     unpaired: tuple[ComparisonRow, ...] = ()

@@ -156,7 +156,8 @@ def _made_backward(first: ComparisonRow, blame: Blame) -> str:
     makers, before = [path for path in blame.makers if path not in blame.right], list(blame.code_before)
     them = "it" if len(before) == 1 else "them"
     between = [f"between {quoted(first.name)} and {them if before == makers else some_of(before)}"] if before else []
-    return " or ".join(filter(None, (_in_layers(makers), *between)))
+    *some, last = (["in the loss"] if blame.by_loss else []) + [*filter(None, (_in_layers(makers), *between))] or [""]
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def _where(first: ComparisonRow, made: str, unpaired: Sequence[ComparisonRow], blame: Blame) -> str:

@@ -3,7 +3,12 @@
 Where a layer reads a value through code without an entry, such as a function of it, the gradient of the value is what
 the layer returns, sent back through that code. A dump has the root mean square of the gradient that arrives at what the
 layer reads. Where that is the reference's, the code is at fault, unless the layer returns the reference's gradient in
+<<<<<<< HEAD
 another order, or with other signs. Where it is not, the layer is.
+=======
+another order, or with other signs. Where it is not, the layer is, if nothing else reads the value. What the loss itself
+reads beside a layer, as the norms of activations, has a gradient of it as well.
+>>>>>>> v1
 """
 
 from __future__ import annotations
@@ -51,7 +56,8 @@ def with_gradient_makers(dumps: Dumps, pairing: Pairing, first: ComparisonRow | 
     if wrong:
         return replace(blame, makers=wrong)
     proven = frozenset(path for path in through if right[path]) if True in right.values() else frozenset[str]()
-    return replace(blame, code_before=through, right=proven if proven and found.is_in_order() else frozenset())
+    right_ones = proven if proven and found.is_in_order() else frozenset[str]()
+    return replace(blame, code_before=through, right=right_ones, by_loss=found.is_read_by_loss())
 
 
 class _Returned:
@@ -69,6 +75,7 @@ class _Returned:
         self._tolerance = first.tolerance or 0.0
         self._gradient = dumps.ref.resolve(key_of(ACTIVATION_GRAD, first.name))
         self._value = dumps.ref.resolve(key_of(ACTIVATION, first.name))
+        self._of_loss = frozenset(dumps.ref.manifest.loss_sources), frozenset(dumps.cand.manifest.loss_sources)
         self._cand, self._makers = dumps.cand, makers_of(dumps.cand.manifest.layers)
 
     def is_sent_on(self, layer: Layer) -> bool:
@@ -80,6 +87,13 @@ class _Returned:
         other, match = self._counterpart(layer), self._matches.get(self._value)
         of_cand = () if other is None or match is None else other.sources
         return self._value in layer.sources or any(key in of_cand for key in (match.recipe.keys if match else ()))
+
+    def is_read_by_loss(self) -> bool:
+        """Returns whether the loss of one of the programs reads the value itself, beside what layers make of it."""
+        match = self._matches.get(self._value)
+        others = (self._cand.resolve(key) for key in match.recipe.keys) if match is not None else ()
+        in_ref, in_cand = self._of_loss
+        return self._value in in_ref or not in_cand.isdisjoint(others)
 
     def is_right(self, layer: Layer) -> bool | None:
         """Returns whether the gradient of what a layer reads has the reference's size; None where that says nothing.

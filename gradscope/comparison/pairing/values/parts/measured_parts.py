@@ -4,6 +4,8 @@ Norms, means and extremes of a packed tensor follow from those of its parts, and
 in it. So a packed tensor is compared in whole with all of its parts, whichever dump has it: what a pass found to be a
 slice of a tensor without elements is joined with the other slices again.
 
+Where the elements are known, too, they are no parts in this order unless these agree: nothing found another one.
+
 Parts are looked for in one scope, and among tensors whose names differ in their numbers alone. Those of biases that are
 all zero are called as those of the kernel are.
 """
@@ -18,6 +20,7 @@ from itertools import islice
 from typing import Final
 
 from gradscope.comparison.layout.joined_statistics import joined_statistics
+from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipe_steps import Concatenate, Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.bounds import statistics_agree
@@ -36,6 +39,9 @@ _MOST_TRIED: Final = 4096
 
 #: The most groups of tensors that are looked at for all packed tensors together, besides those of exactly their size.
 _MOST_GROUPS: Final = 1 << 18
+
+#: The relative error of elements beyond which they are in another order; that of unrelated ones is about 1.4.
+_LARGEST_ERROR: Final = 0.5
 
 #: What the norm l1 of parts may be larger by than that of the tensor that they are packed in, of whatever dtype.
 _SLACK: Final = 1e-2
@@ -106,7 +112,7 @@ def _packed(
     names = SolvedNames()
     for key in sorted(whole, key=lambda key: -len(holder.entry(key).shape)):
         parts = free.named(holder, key, names) or free.found(holder, key)
-        if not parts:
+        if not parts or _is_refuted(holder, other, _joined(key, parts, holder.entry(key).shape)):
             continue
         names.add(key, parts)
         free.remove(parts)
@@ -114,6 +120,14 @@ def _packed(
         own = tuple(map(gradient_key, parts))
         if gradient_key(key) in gradients and all(each in free.gradients for each in own):
             yield _joined(gradient_key(key), own, holder.entry(key).shape)
+
+
+def _is_refuted(holder: DumpSource, other: DumpSource, found: Match) -> bool:
+    """Returns whether the elements of a packed tensor and of its parts are known, and are in another order."""
+    keys = found.recipe.keys
+    if not holder.has_tensor(found.ref) or not all(map(other.has_tensor, keys)):
+        return False
+    return relative_error(holder.array(found.ref), found.recipe.array(other)) > _LARGEST_ERROR
 
 
 def _is_given(source: DumpSource, key: str) -> bool:

@@ -153,3 +153,25 @@ def test_what_follows_from_a_value_behind_the_last_layer_of_a_module_is_not_made
     sentence = gs.compare(right, wrong).sentence
     assert "anew" not in sentence
     assert not backward or "differs at `two/dense` (rel_l2 0.50, made in `two`;" in sentence
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_gradient_may_be_made_in_a_loss_that_reads_the_value_beside_a_layer(read: bool) -> None:
+    def penalised(params: Any, batch: Any, *, sent: Function, between: Function) -> Any:
+        with jax.named_scope("one"):
+            x = batch["x"] @ params["one"]
+        penalty = jnp.square(sent(x)).mean() if read else 0.0
+        x = between(jnp.tanh(x))
+        with jax.named_scope("two"):
+            x = x @ params["two"]
+        return jnp.square(x).mean() + penalty
+
+    def captured(sent: Function = _same, between: Function = _same) -> Dump:
+        params = {name: PARAMS[name] for name in ("one", "two")}
+        return gs.capture(partial(penalised, sent=sent, between=between), params, BATCH, origins=False)
+
+    fault = captured(jax.lax.stop_gradient) if read else captured(between=_half)
+    found = gs.compare(captured(), fault)
+    assert found.first_divergence.backward is not None
+    assert found.first_divergence.backward.name == "one"
+    assert ("made in the loss" in found.sentence) is read, found.sentence
