@@ -10,6 +10,7 @@ import pytest
 
 from gradscope.capturing.execution.arguments import model_arguments
 from gradscope.errors import UsageError
+from gradscope.frameworks.modules.input_spec import InputSpec
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
@@ -270,6 +271,29 @@ def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: s
     agreement.assert_gradients(seen, gradients)
     said = f"{counted} and 2 losses that the model adds" + "; not counted: reg" * (name == "partly")
     assert seen.manifest.provenance["counted"] == said
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_weights_in_the_data_weigh_the_examples_as_in_fit(folder: Path, each: bool) -> None:
+    drawn = np.random.default_rng(0)
+    one = drawn.uniform(size=5).astype(np.float32)
+    weights = {"sample_weight/cls": one, "sample_weight/reg": one[::-1].copy()} if each else {"sample_weight": one}
+    labels = {"labels/cls": drawn.integers(0, 3, 5).astype(np.int32), "labels/reg": np.ones((5, 1), np.float32)}
+    batch = {"inputs": drawn.normal(size=(5, 6)).astype(np.float32), **labels, **weights}
+    data = {name: InputSpec.of(array.dtype.name, array.shape) for name, array in batch.items()}
+    model = load_model(f"{agreement.source(folder, OWN_LOSS)}:by_name", Request(data=data))
+    variables = model.init(jax.random.key(0))
+    value, _ = model.loss(variables, batch)
+
+    by_output = [weights.get(f"sample_weight/{name}", one) for name in ("cls", "reg")]
+    params = {name: np.asarray(each) for name, each in variables["params"].items()}
+    hidden = batch["inputs"] @ params["hidden/kernel"] + params["hidden/bias"]
+    logits, number = (hidden @ params[f"{name}/kernel"] + params[f"{name}/bias"] for name in ("cls", "reg"))
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(5), labels["labels/cls"]], 0.5 * (number[:, 0] - 1) ** 2
+    added = 0.01 * np.square(hidden).sum() / 5 + 0.01 * np.abs(params["hidden/kernel"]).sum()
+    expected = sum((own * of_each).mean() for own, of_each in zip(losses, by_output, strict=True)) + added
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
+    assert model.counted().startswith("compiled, weighted by sample_weight: sparse_categorical")
 
 
 def test_a_compiled_loss_runs_again_in_one_program(folder: Path) -> None:

@@ -30,6 +30,9 @@ from gradscope.protocols import implements
 #: Words in the names of losses, and the labels that such a loss takes; the first that is in the name decides.
 _LABELS: Final = ("sparse", "categorical", "crossentropy", "hinge")
 
+#: What Keras calls the weights of the examples.
+_WEIGHTS: Final = "sample_weight"
+
 #: The method of a model that makes the loss.
 COMPUTE_LOSS: Final = "compute_loss"
 
@@ -55,6 +58,11 @@ class CompiledLoss:
         """What `fit` calls it."""
         return "the model's own"
 
+    @property
+    def weights(self) -> str:
+        """What `fit` calls the weights of the examples."""
+        return _WEIGHTS
+
     @implements(Objective)
     def labels(self, outputs: Any) -> Mapping[str, InputSpec]:
         flat = self._by_name(outputs)
@@ -78,6 +86,11 @@ class CompiledLoss:
         trainable, others = self.ordered(variables)
         targets = [labels.get(ONLY if ONLY in labels else name) for name in self._by_name(outputs)]
         structured = keras.tree.pack_sequence_as(outputs, targets)
+        weights = called.weights.get(ONLY)
+        if called.weights and weights is None:
+            weights = keras.tree.pack_sequence_as(
+                outputs, [called.weights.get(name) for name in self._by_name(outputs)]
+            )
         # Nothing reads the metrics. Their own arrays, which a compiled program closes over and does not use, JAX 0.10
         # leaves out when the program is called again, which fails.
         metrics = [jnp.zeros(variable.shape, variable.value.dtype) for variable in net.metrics_variables]
@@ -92,6 +105,7 @@ class CompiledLoss:
                 x=self.given(called.shape, called.inputs),
                 y=structured,
                 y_pred=outputs,
+                sample_weight=weights,
                 training=self.train,
             )
         finally:
@@ -101,16 +115,19 @@ class CompiledLoss:
         return value
 
     @implements(Objective)
-    def sentence(self, outputs: Any, updated: Variables) -> str:
+    def sentence(self, called: Called) -> str:
+        weighted = f", weighted by {_WEIGHTS}" if called.weights else ""
         if overrides(self.net, COMPUTE_LOSS):
-            return f"{COMPUTE_LOSS} of {type(self.net).__name__}{not_run(self.net)}"
-        flat = self._by_name(outputs)
+            return f"{COMPUTE_LOSS} of {type(self.net).__name__}{weighted}{not_run(self.net)}"
+        flat = self._by_name(called.outputs)
         losses = {name: self._loss_of(name, number) for number, name in enumerate(flat)}
         counted = [f"{_name(loss)} of {name or 'the output'}" for name, loss in losses.items() if loss is not None]
-        added = len(updated.get(ADDED_LOSSES, {}))
+        added = len(called.updated.get(ADDED_LOSSES, {}))
         words = " and ".join([*counted, *([added_in_words(added)] if added else [])])
         left = [name for name, loss in losses.items() if loss is None]
-        return f"compiled: {words}" + (f"; not counted: {', '.join(left)}" if left else "") + not_run(self.net)
+        return (
+            f"compiled{weighted}: {words}" + (f"; not counted: {', '.join(left)}" if left else "") + not_run(self.net)
+        )
 
     def _by_name(self, outputs: Any) -> dict[str, Any]:
         """Returns the outputs by path, those of a functional model's list by the names of their layers."""

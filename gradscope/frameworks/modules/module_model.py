@@ -28,6 +28,9 @@ _LABELS_IN_DATA: Final = ("labels", "label", "targets", "target", "y")
 #: Name of the labels in a pair (inputs, labels), whose elements are named by their positions.
 _LABELS_OF_PAIR: Final = ("1",)
 
+#: Name of the weights of the examples in a triple (inputs, labels, weights).
+_WEIGHTS_OF_TRIPLE: Final = "2"
+
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -40,6 +43,7 @@ class ModuleModel:
         call: How it is called.
         inputs: Its inputs by name.
         label_name: Name of its labels in a batch.
+        weights: The weights of the examples in real data, by name.
         described: The labels that the user describes, by the output that they are for.
         objective: What is made of its outputs.
         train: Whether it runs in training mode.
@@ -50,6 +54,7 @@ class ModuleModel:
     call: CallShape
     inputs: Mapping[str, InputSpec]
     label_name: str
+    weights: Mapping[str, InputSpec]
     described: Mapping[str, InputSpec]
     objective: Objective
     train: bool
@@ -71,8 +76,10 @@ class ModuleModel:
             UsageError: The inputs do not fit the module.
         """
         described: Mapping[str, InputSpec] = {}
+        objective = _objective(adapter, request.loss)
+        weights: Mapping[str, InputSpec] = {}
         if request.data and not request.inputs:
-            call, inputs, label_name = _call_on_data(adapter, request.data, train=train)
+            call, inputs, label_name, weights = _call_on_data(adapter, request.data, objective.weights, train=train)
         else:
             specs, labels = _without_labels(adapter, request.inputs)
             specs = with_batch_size(specs or adapter.inputs, request.batch_size)
@@ -82,8 +89,8 @@ class ModuleModel:
                 require_representable(spec)
             described = {str(spec.name).partition("/")[2]: spec for spec in labels}
         return cls(
-            adapter=adapter, call=call, inputs=inputs, label_name=label_name, described=described,
-            objective=_objective(adapter, request.loss), train=train,
+            adapter=adapter, call=call, inputs=inputs, label_name=label_name, weights=weights,
+            described=described, objective=objective, train=train,
         )  # fmt: skip
 
     @property
@@ -123,17 +130,20 @@ class ModuleModel:
             labels.update(self._labels(outputs, size))
 
         jax.eval_shape(find_labels)
-        return inputs | random_inputs(labels_key, labels)
+        weights = zip(self.weights, with_batch_size(list(self.weights.values()), size), strict=True)
+        return inputs | random_inputs(labels_key, labels | dict(weights))
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
         """Returns the loss, with the updated collections and the outputs as auxiliary outputs."""
         inputs = {name: batch[name] for name in self.inputs}
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
-        labels = {self._output_of(name): each for name, each in batch.items() if name not in self.inputs}
+        weights = {_output_of(name): batch[name] for name in self.weights}
+        beside = (name for name in batch if name not in self.inputs and name not in self.weights)
+        labels = {_output_of(name): batch[name] for name in beside}
+        called = Called(shape=self.call, inputs=inputs, outputs=outputs, updated=updated, weights=weights)
         with jax.named_scope("loss"):
-            called = Called(shape=self.call, inputs=inputs, outputs=outputs, updated=updated)
             value = self.objective.value(variables, called, labels)
-        self.counted[:] = [self.objective.sentence(outputs, updated)]
+        self.counted[:] = [self.objective.sentence(called)]
         return value, {**updated_leaves(updated, variables), "output": named_outputs(outputs)}
 
     def _labels(self, outputs: Any, size: int) -> dict[str, InputSpec]:
@@ -150,9 +160,6 @@ class ModuleModel:
     def _label(self, output: str) -> str:
         return self.label_name if output == ONLY else f"{self.label_name}/{output}"
 
-    def _output_of(self, label: str) -> str:
-        return label.removeprefix(self.label_name).removeprefix("/")
-
     def inputs_like(self) -> dict[str, Array]:
         """Returns random inputs of the described shapes."""
         return random_inputs(jax.random.key(0), self.inputs)
@@ -161,6 +168,11 @@ class ModuleModel:
         """Returns the module's outputs, by name, and the collections that it updated."""
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
+
+
+def _output_of(name: str) -> str:
+    """Returns the output that labels or weights are for; `ONLY` for those of the only output, or of all."""
+    return name.partition("/")[2]
 
 
 def _objective(adapter: Adapter, loss: LossName | None) -> Objective:
@@ -187,29 +199,46 @@ def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple
 
 
 def _call_on_data(
-    adapter: Adapter, data: Mapping[str, InputSpec], *, train: bool
-) -> tuple[CallShape, dict[str, InputSpec], str]:
-    """Returns how a module is called on the tensors of real data, the inputs by name, and the name of the labels.
+    adapter: Adapter, data: Mapping[str, InputSpec], weight_name: str, *, train: bool
+) -> tuple[CallShape, dict[str, InputSpec], str, dict[str, InputSpec]]:
+    """Returns how a module is called on real data, inputs by name, the name of the labels, and weights by name.
 
     The tensors keep their names. A tensor goes to the parameter of its name; those without one fill the parameters in
     their order.
+
+    Args:
+        adapter: The module's adapter.
+        data: The tensors of the data.
+        weight_name: The name of weights of the examples; "" where the loss takes none.
+        train: Whether the module runs in training mode.
     """
     parameters = adapter.signature.parameters.keys() - adapter.supplied
-    known_as_labels = _LABELS_OF_PAIR if _is_pair(adapter, data) else _LABELS_IN_DATA
     outermost = {name.partition("/")[0] for name in data}
+    if weight_name and outermost == {"0", *_LABELS_OF_PAIR, _WEIGHTS_OF_TRIPLE} and _needed(adapter) < 2:
+        weight_name, known_as_labels = _WEIGHTS_OF_TRIPLE, _LABELS_OF_PAIR
+    else:
+        known_as_labels = _LABELS_OF_PAIR if _is_pair(adapter, data) else _LABELS_IN_DATA
     label_name = next((name for name in known_as_labels if name in outermost and name not in parameters), _LABELS[0])
-    tensors = {name: spec for name, spec in data.items() if name.partition("/")[0] != label_name}
+    weighing = {weight_name} - parameters - {label_name}
+    weights = {name: narrowed(spec) for name, spec in data.items() if name.partition("/")[0] in weighing}
+    beside = {label_name, *weighing}
+    tensors = {name: spec for name, spec in data.items() if name.partition("/")[0] not in beside}
     known = {name: name.partition("/")[0] in parameters for name in tensors}
     specs = [narrowed(replace(spec, name=name if known[name] else None)) for name, spec in tensors.items()]
     call, inputs = _call(adapter, specs, train=train)
     renamed = dict(zip(call.positional, (name for name in tensors if not known[name]), strict=True))
     named = {renamed.get(name, name): spec for name, spec in inputs.items()}
-    return replace(call, positional=tuple(renamed.values())), named, label_name
+    return replace(call, positional=tuple(renamed.values())), named, label_name, weights
 
 
 def _is_pair(adapter: Adapter, data: Mapping[str, InputSpec]) -> bool:
     """Returns whether data are a pair of inputs and labels, and not two inputs of a module that needs both."""
-    if {name.partition("/")[0] for name in data} != {"0", "1"}:
+    if {name.partition("/")[0] for name in data} != {"0", *_LABELS_OF_PAIR}:
         return False
+    return _needed(adapter) < 2 or len(data) > 2
+
+
+def _needed(adapter: Adapter) -> int:
+    """Returns how many inputs a module needs by position."""
     parameters = [each for name, each in adapter.signature.parameters.items() if name not in adapter.supplied]
-    return sum(each.default is each.empty and each.kind in _POSITIONAL for each in parameters) < 2 or len(data) > 2
+    return sum(each.default is each.empty and each.kind in _POSITIONAL for each in parameters)

@@ -41,12 +41,14 @@ class Called:
         inputs: Its inputs, by name.
         outputs: What it returned.
         updated: The collections that it updated.
+        weights: The weights of the examples, by output; `ONLY` names those of all outputs.
     """
 
     shape: CallShape
     inputs: Mapping[str, Any]
     outputs: Any
     updated: Variables
+    weights: Mapping[str, Any]
 
 
 class Objective(Protocol):
@@ -55,6 +57,11 @@ class Objective(Protocol):
     @property
     def name(self) -> str:
         """The objective's name."""
+        ...
+
+    @property
+    def weights(self) -> str:
+        """The name of weights of the examples in real data; "" where it takes none."""
         ...
 
     def labels(self, outputs: Any) -> Mapping[str, InputSpec]:
@@ -83,8 +90,8 @@ class Objective(Protocol):
         """
         ...
 
-    def sentence(self, outputs: Any, updated: Variables) -> str:
-        """Returns what is counted, in words."""
+    def sentence(self, called: Called) -> str:
+        """Returns what is counted of a call, in words."""
         ...
 
 
@@ -114,6 +121,11 @@ class LossOfOutputs:
     adds: bool = False
     not_run: str = ""
 
+    @property
+    def weights(self) -> str:
+        """There are none."""
+        return ""
+
     @implements(Objective)
     def labels(self, outputs: Any) -> Mapping[str, InputSpec]:
         counted = self._counted(outputs)
@@ -138,9 +150,9 @@ class LossOfOutputs:
         return total([*values, *(called.updated.get(ADDED_LOSSES, {}).values() if self.adds else ())])
 
     @implements(Objective)
-    def sentence(self, outputs: Any, updated: Variables) -> str:
-        everything, counted = floating_outputs(named_outputs(outputs)), self._counted(outputs)
-        added = len(updated.get(ADDED_LOSSES, {}))
+    def sentence(self, called: Called) -> str:
+        everything, counted = floating_outputs(named_outputs(called.outputs)), self._counted(called.outputs)
+        added = len(called.updated.get(ADDED_LOSSES, {}))
         left = [path for path in everything if path not in counted]
         left += [added_in_words(added)] * bool(added and not self.adds)
         words = " and ".join(path or "the output" for path in counted)
