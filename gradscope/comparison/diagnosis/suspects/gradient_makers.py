@@ -3,12 +3,8 @@
 Where a layer reads a value through code without an entry, such as a function of it, the gradient of the value is what
 the layer returns, sent back through that code. A dump has the root mean square of the gradient that arrives at what the
 layer reads. Where that is the reference's, the code is at fault, unless the layer returns the reference's gradient in
-<<<<<<< HEAD
-another order, or with other signs. Where it is not, the layer is.
-=======
 another order, or with other signs. Where it is not, the layer is, if nothing else reads the value. What the loss itself
 reads beside a layer, as the norms of activations, has a gradient of it as well.
->>>>>>> v1
 """
 
 from __future__ import annotations
