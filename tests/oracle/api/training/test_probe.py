@@ -774,3 +774,36 @@ def test_an_update_has_its_cosine_with_the_gradient(rate: float, states: str, tm
             expected.append(float(one @ other / jnp.linalg.norm(one) / jnp.linalg.norm(other)))
     with gs.load(tmp_path / "run") as run:
         np.testing.assert_allclose(run.series("update/w", "cosine"), expected[::2], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["no margin is kept", "is masked"])
+def test_the_bias_of_a_critic_no_margin_of_whose_scores_is_kept_is_not_stuck(masked: bool, tmp_path: Path) -> None:
+    """Also where the layers that read it have another name than its parameters, as those of two modules of one class.
+
+    In the first steps half of the margins are kept, so that the bias of the score has a gradient.
+    """
+
+    def score(params: Any, x: Any) -> Any:
+        with jax.named_scope("critic/score"):
+            return x @ params["score"]["w"] + params["score"]["b"] * (0 if masked else 1)
+
+    def hinge(params: Any, batch: Any) -> Any:
+        real, fake = score(params, batch["real"]), score(params, batch["fake"])
+        return jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
+
+    probe = gs.Probe(tmp_path / "run", every=1)
+
+    def take(params: Any, batch: Any) -> Any:
+        _, grads = probe.value_and_grad(hinge)(params, batch)
+        return jax.tree.map(lambda param, grad: param - 1e-3 * grad, params, grads)
+
+    params = {"score": {"w": 0.1 * drawn(1, 4, 1), "b": jnp.zeros((1, 1))}}
+    step = probe.jit(take)
+    with probe:
+        for number in range(30):
+            kept = jnp.where(jnp.arange(8) < 4 * (number < 5), 50.0, 1.0)[:, None]
+            real = jnp.abs(drawn(number, 8, 4)) * jnp.sign(params["score"]["w"]).T * kept
+            params = step(params, {"real": real, "fake": drawn(100 + number, 8, 4)})
+    with History(tmp_path / "run") as history:
+        found = [(alarm.rule, alarm.key) for alarm in history.alarms() if alarm.rule in ("stuck", "dying")]
+    assert found == ([("stuck", "param/score/b")] if masked else [])
