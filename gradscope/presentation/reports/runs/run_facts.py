@@ -171,6 +171,11 @@ def _climbing(climb: Climb) -> str:
 
 
 def _why_small(small: SmallUpdates) -> str:
+    clip = (
+        ""
+        if small.clip is None
+        else (f"the clip {printable(small.clip)} leaves {small.clip_leaves:.2g} of the norm of the gradients")
+    )
     if small.no_gradient:
         return "every gradient is exactly zero, which 'gradscope dump' explains: a weight decay makes such updates"
     if small.infinite_moment:
@@ -179,16 +184,20 @@ def _why_small(small: SmallUpdates) -> str:
             "updates are zero: scale the loss down, or clip gradients"
         )
     if small.second_moment is not None:
-        return (
+        below = (
             f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "
-            "Adam adds to it by default, so scale the loss up, or epsilon down"
+            "Adam adds to it by default"
         )
+        return f"{below}, so scale the loss up, or epsilon down" if not clip else f"{clip}, so that {below}: clip less"
+    if clip:
+        return f"{clip}, so clip less, or raise the learning rate as much"
     if small.one_norm:
         return (
             "they have one norm at every recorded step, and the gradients have not, as behind a clip that is active at "
             "each of them, or by an optimizer that takes their signs or divides by their norm"
         )
-    return "as by a learning rate that is too small, or stays where a warm-up begins"
+    or_clip = ", or a clip in the optimizer that leaves little of the gradients" if small.may_clip else ""
+    return f"as by a learning rate that is too small, or stays where a warm-up begins{or_clip}"
 
 
 def _learning(level: NoFall, said: Learning) -> str:
