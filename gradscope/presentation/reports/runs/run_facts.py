@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -117,6 +118,12 @@ def learning_notes(learning: Learning) -> list[Note]:
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+    if (between := learning.between) is not None:
+        facts["between-updates"] = (
+            f"all updates of the {count(between.count)} recorded steps are 0, though the parameters move between them, "
+            "as where the optimizer updates once in several steps, and at none of these: nothing is known of its "
+            f"updates; record every {count(_next_prime(between.every))} steps, and not every {count(between.every)}"
+        )
     if learning.rounded:
         facts["rounded"] = (
             f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
@@ -136,6 +143,11 @@ def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
         faults: What the run states.
     """
     return [Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in faults]
+
+
+def _next_prime(number: int) -> int:
+    """Returns the next prime number above another one: it divides hardly any number of steps that make an update."""
+    return next(each for each in itertools.count(number + 1) if all(each % by for by in range(2, math.isqrt(each) + 1)))
 
 
 def _sorted(by: SortedInput) -> str:
