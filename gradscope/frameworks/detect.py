@@ -30,6 +30,9 @@ _CARRIERS: Final = ("flax.nnx", "equinox")
 #: Those whose modules open no scopes or others than their names, and may be built by any function from a pytree.
 _CALLED: Final = ("flax.linen", "flax.nnx", "equinox")
 
+#: Those whose modules are pytrees with leaves of any kind, such as functions.
+_OF_ANY_LEAVES: Final = ("equinox",)
+
 #: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")
 
@@ -80,6 +83,11 @@ def builder_of(found: Any, *, seed: int) -> Callable[..., Any] | None:
 def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
     """Returns the structure and the variables of a module that carries its variables; None for another object."""
     return next(filter(None, (adapters.split_variables(found) for adapters in _loaded(_CARRIERS))), None)
+
+
+def leaf_without_values(tree: Any) -> str | None:
+    """Returns the path of the first leaf of a module in a pytree that is no array; None where there is none."""
+    return next(filter(None, (adapters.leaf_without_values(tree) for adapters in _loaded(_OF_ANY_LEAVES))), None)
 
 
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:

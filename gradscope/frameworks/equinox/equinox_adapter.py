@@ -117,6 +117,16 @@ def split_variables(found: Any) -> tuple[EquinoxStructure, Variables] | None:
     return split(found)
 
 
+def leaf_without_values(tree: Any) -> str | None:
+    """Returns the path of the first leaf of a module in a pytree that is no array; None where there is none."""
+    for path, module in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda each: isinstance(each, eqx.Module)):
+        if isinstance(module, eqx.Module):
+            for inner, leaf in jax.tree_util.tree_leaves_with_path(module):
+                if not eqx.is_array_like(leaf):
+                    return jax.tree_util.keystr((*path, *inner))
+    return None
+
+
 def own_format(found: Any, checkpoint: Path) -> EquinoxFormat | None:
     """Returns the reader of an `.eqx` file for an Equinox module, or for a pair of one and its state; else None."""
     if checkpoint.suffix != SUFFIX or split_variables(found) is None:

@@ -55,14 +55,14 @@ class AlarmRule:
 
 
 _SPIKE: Final = (
-    "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms, or more where their tail is heavy; "
-    "of steps that fall, those of their distances from the line through their logarithms, and 1.5 times its end; "
-    "silent before 64"
+    "above the mean of the last 128 steps by 6 of their standard deviations, and by 5 in logarithms, or more where a "
+    "few of these steps are far above the others; where these steps fall, they count as if all had stayed at the level "
+    "that the fall has come to, and a spike is above 1.5 times this level, too; silent in the first 64 steps"
 )
 
 #: A norm that hardly varies is above that by chance, at a third more than it was: once in some 25,000 steps.
 _NORM_FACTOR: Final = 1.5
-_NORM_SPIKE: Final = f"above {_NORM_FACTOR:g} times the mean, and {_SPIKE.removeprefix('above ')}"
+_NORM_SPIKE: Final = f"above {_NORM_FACTOR:g} times the mean, and {_SPIKE}"
 
 #: A tensor that drifts evenly is 1.8 of its own standard deviations from its median, and noise of so few values is 3 in
 #: one of a hundred tensors.
@@ -120,11 +120,11 @@ RULES: Final = (
         name="stuck",
         sentence="A trained parameter does not change.",
         formula="its bytes are the same after the step, or its statistics those of the recorded step before, at 3 "
-        "recorded steps in a row; where others move, and neither its gradient nor the rate is 0, 20 steps later, as it "
-        "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
-        "the optimizer never made an update of its gradient, while others move; nor where loss and gradients are 0, as "
-        "of margins that are all kept, nor of one number to whose layer the gradients add up to 0, as the bias of a "
-        "score whose differences alone count",
+        "recorded steps in a row; only after 20 steps where other parameters move and neither its gradient nor the "
+        "learning rate is 0, as an optimizer may update it once in several steps; not where it is kept constant on "
+        "purpose, as a target network is, or because the optimizer never made an update of its gradient, while others "
+        "move; nor where loss and gradients are 0, as of margins that are all kept, nor of one number to whose layer "
+        "the gradients add up to 0, as the bias of a score of which the loss takes differences alone",
         families=(naming.PARAM,),
         remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
         "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",
@@ -153,7 +153,7 @@ RULES: Final = (
         formula="share of exact zeros in a parameter's gradient, which is that of its dead units: above 1/2 at 3 "
         "recorded steps in a row, below 1/4 before, and never down by 1/4 from what it was; not where of the gradients "
         "of the last layer's outputs fewer than 1/8 of the most before are not zero, or loss and gradients are 0, as "
-        "of margins that are kept",
+        "of margins that are kept, nor of one number to whose layer the gradients add up to 0",
         families=(naming.PARAM_GRAD,),
         remedy="Lower the learning rate, or warm it up: a large step makes biases so negative that a ReLU is zero "
         "for all inputs. Use a function that passes a gradient below zero.",

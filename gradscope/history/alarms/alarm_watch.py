@@ -71,6 +71,8 @@ class AlarmWatch:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
         affine: The names of the parameters in which the loss is affine, as in a dual variable; may be filled later.
+        returned: The keys of the gradients that return to the layers that read a parameter of one element, by its name;
+            may be filled later.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class AlarmWatch:
         sizes: Mapping[str, int],
         unreached: Mapping[str, str] = MappingProxyType({}),
         affine: Collection[str] = (),
+        returned: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._is_solved = False
         self._logarithms: dict[str, deque[float]] = {}
-        self._tensors = TensorRules(sizes, unreached, affine)
+        self._tensors = TensorRules(sizes, unreached, affine, returned)
         self._divergence = Divergence()
         self._descent = Descent()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from gradscope import naming
@@ -38,16 +38,18 @@ class DyingUnits:
         self._most_alive = 0.0
         self._streak = Streak()
 
-    def alarms(self, stats: Statistics) -> Iterable[Alarm]:
+    def alarms(self, stats: Statistics, spared: Collection[str]) -> Iterable[Alarm]:
         """Yields the alarm of a recorded step, of step 0.
 
         Args:
             stats: The statistics of the tensors, by key, in the order of the step.
+            spared: The names of parameters whose gradient is zero without a unit that is dead.
         """
         shares = {
             key: zeros / self._sizes[key]
             for key, each in stats.items()
-            if naming.split_key(key)[0] == naming.PARAM_GRAD and (zeros := each.get("zeros")) is not None
+            for family, name in [naming.split_key(key)]
+            if family == naming.PARAM_GRAD and name not in spared and (zeros := each.get("zeros")) is not None
             and self._sizes.get(key)
         }  # fmt: skip
         if self._is_quiet(stats):
@@ -61,8 +63,10 @@ class DyingUnits:
         keys = self._streak.reached(dead, IN_A_ROW)
         key = forward_most({key: shares[key] - self._least[key] for key in keys})
         if key is not None:
-            before = f"{self._least[key]:.0%}{others_alike(key, keys)}"
-            why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
+            others = others_alike(key, keys)
+            why = f"is zero in {shares[key]:.0%} of its elements, and was in {self._least[key]:.0%}{others}"
+            if self._sizes[key] == 1:
+                why = f"is zero, and was not{others}"
             # A share may go up and down about the limit.
             self._least |= {each: shares[each] for each in keys}
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)

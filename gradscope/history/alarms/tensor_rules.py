@@ -12,7 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import Statistics, forward_most
-from gradscope.history.alarms.dying_units import CALL, DyingUnits
+from gradscope.history.alarms.dying_units import DyingUnits
 from gradscope.history.alarms.reset_optimizer import ResetOptimizer
 from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
 from gradscope.history.alarms.stuck_parameters import StuckParameters
@@ -56,12 +56,21 @@ class TensorRules:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
         affine: The names of the parameters in which the loss is affine; may be filled later.
+        returned: The keys of the gradients that return to the layers that read a parameter of one element, by its name;
+            may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str], affine: Collection[str]) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        unreached: Mapping[str, str],
+        affine: Collection[str],
+        returned: Mapping[str, Collection[str]],
+    ) -> None:
         self._sizes = sizes
         self._unreached = unreached
         self._affine = affine
+        self._returned = returned
         self._stuck = StuckParameters(unreached)
         self._reset = ResetOptimizer()
         self._dying = DyingUnits(sizes)
@@ -96,7 +105,7 @@ class TensorRules:
         }
         yield from self._raw_gradient(trained)
         yield from self._reset.alarms(stats)
-        yield from self._dying.alarms(stats)
+        yield from self._dying.alarms(stats, on_purpose)
         yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
 
@@ -130,21 +139,22 @@ class TensorRules:
     def _cancelled(self, stats: Statistics) -> set[str]:
         """Returns the parameters of one element whose gradient is zero because what comes back to their layer cancels.
 
-        Such is the bias of a head of which the loss takes differences alone. A bias that is masked has a layer whose
-        gradients do not add up to zero.
+        Such is the bias of a head of which the loss takes differences alone, also of a step at which no margin of a
+        hinge is kept. A bias that is masked has layers whose gradients do not add up to zero.
         """
-        alone = {name.rpartition("/")[0]: name for key, each in stats.items()
-                 for family, name in [naming.split_key(key)]
-                 if family == naming.PARAM_GRAD and self._sizes.get(key) == 1 and each.get("l2") == 0}  # fmt: skip
-        sums = dict.fromkeys(alone, (0.0, 0.0))
-        for key, each in stats.items() if alone else ():
-            family, name = naming.split_key(key)
-            layer, mean, rms = CALL.sub("", name), each.get("mean"), each.get("rms")
-            if family == naming.ACTIVATION_GRAD and layer in sums and mean is not None and rms is not None:
-                total, scale = sums[layer]
-                size = self._sizes.get(key, 0)
-                sums[layer] = total + mean * size, scale + rms * size
-        return {alone[layer] for layer, (total, scale) in sums.items() if scale and abs(total) <= _CANCELS * scale}
+        return {name for name, keys in self._returned.items()
+                if stats.get(naming.key_of(naming.PARAM_GRAD, name), {}).get("l2") == 0
+                and self._adds_up_to_zero([key for key in keys if key in stats], stats)}  # fmt: skip
+
+    def _adds_up_to_zero(self, keys: Collection[str], stats: Statistics) -> bool:
+        """Returns whether the elements of some tensors that are not all zero add up to zero together."""
+        total = scale = 0.0
+        for key in keys:
+            mean, rms = stats[key].get("mean"), stats[key].get("rms")
+            if mean is None or rms is None:
+                return False
+            total, scale = total + mean * self._sizes.get(key, 0), scale + rms * self._sizes.get(key, 0)
+        return scale > 0 and abs(total) <= _CANCELS * scale
 
     def _raw_gradient(self, stats: Statistics) -> Iterable[Alarm]:
         updates = {key: each for key, each in stats.items()

@@ -16,6 +16,7 @@ from gradscope.history.history_rows import LossFault
 from gradscope.history.views.broken_bounds import BrokenBound, broken_bounds
 from gradscope.history.views.loss_fall import NoFall, no_fall
 from gradscope.history.views.recorded_batches import RecordedBatches, recorded_batches
+from gradscope.history.views.updates.between_updates import BetweenUpdates, between_updates
 from gradscope.history.views.updates.climbing import Climb, climb, climbing_parameters
 from gradscope.history.views.updates.frozen_parameters import frozen_parameters
 from gradscope.history.views.updates.rounded_updates import rounded_parameters
@@ -32,6 +33,7 @@ class Learning:
     Attributes:
         faults: What is wrong with the program of the loss, whatever its numbers are.
         frozen: The parameters that no recorded step changes though they have a gradient.
+        between: That all recorded steps are between two updates; None where they are not.
         rounded: The parameters that are too coarse for their updates, which are lost when they are added.
         level: How the loss has hardly fallen; None where it has.
         small: Of a loss that has hardly fallen, how little the updates move the parameters; None where they do.
@@ -45,6 +47,7 @@ class Learning:
 
     faults: tuple[LossFault, ...] = ()
     frozen: tuple[str, ...] = ()
+    between: BetweenUpdates | None = None
     rounded: tuple[str, ...] = ()
     level: NoFall | None = None
     small: SmallUpdates | None = None
@@ -59,14 +62,16 @@ class Learning:
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
         climbs = self.climb or self.climbing
-        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs,
-                "sorted": self.batches.sorted, "out-of-bounds": self.bounds}  # fmt: skip
+        said = {"between-updates": self.between, "unchanged": self.frozen, "rounded": self.rounded,
+                "learning": self.level, "climbing": climbs, "sorted": self.batches.sorted,
+                "out-of-bounds": self.bounds}  # fmt: skip
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
+        found |= {} if self.between is None else {"between_updates": asdict(self.between)}
         found |= {"rounded": list(self.rounded)} if self.rounded else {}
         small: dict[str, Json] = {} if self.small is None else asdict(self.small)
         small = {name: each for name, each in small.items() if each is not None}
@@ -86,8 +91,17 @@ LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeate
 #: Those of faults in it.
 LOSS_FAULTS: Final = ("broadcast", "saturated")
 #: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen, a batch has one class,
-#: padding is masked.
-MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded", "sorted", "out-of-bounds")
+#: padding is masked, recorded steps are between two updates.
+MEANT_WORDS: Final = (
+    *LOSS_DOUBTS,
+    "climbing",
+    "learning",
+    "unchanged",
+    "between-updates",
+    "rounded",
+    "sorted",
+    "out-of-bounds",
+)
 #: All words of what a run may say.
 LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
@@ -107,7 +121,7 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     """
     level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=stated_faults(history), frozen=frozen_parameters(history),
+        faults=stated_faults(history), frozen=frozen_parameters(history), between=between_updates(history, steps),
         rounded=rounded_parameters(history), level=level, climb=climbs,
         small=None if level is None else small_updates(history, steps, losses),
         uneven=None if level is None else uneven_updates(history),

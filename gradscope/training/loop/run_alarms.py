@@ -80,7 +80,8 @@ class RunAlarms:
         self._sizes: dict[str, int] = {}
         self._unreached: dict[str, str] = {}
         self._affine: set[str] = set()
-        self._watch = AlarmWatch(self._sizes, self._unreached, self._affine)
+        self._returned: dict[str, frozenset[str]] = {}
+        self._watch = AlarmWatch(self._sizes, self._unreached, self._affine, self._returned)
         self.found: list[Alarm] = []
         self.skipped = 0
 
@@ -89,6 +90,7 @@ class RunAlarms:
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._unreached.update(self._programs.unreached())
         self._affine.update(self._programs.affine())
+        self._returned.update(self._programs.returned_by_readers())
         if self._affine:
             self._history.describe(fact_texts({AFFINE: sorted(self._affine)}))
         if faults := self._programs.faults():

@@ -20,7 +20,13 @@ from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded, outline_of
-from gradscope.training.recording.step_rows import affine_params, program_facts, tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import (
+    affine_params,
+    program_facts,
+    returned_by_readers,
+    tensor_rows,
+    unreached_params,
+)
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
 
@@ -145,6 +151,10 @@ class StepPrograms:
     def affine(self) -> frozenset[str]:
         """Returns the parameters in which the loss of an observed step is affine, by name."""
         return frozenset() if self._outline is None else affine_params([self._outline])
+
+    def returned_by_readers(self) -> dict[str, frozenset[str]]:
+        """Returns the gradients that return to the layers that read a parameter of one element, by its name."""
+        return {} if self._outline is None else returned_by_readers([self._outline])
 
     def program_facts(self) -> dict[str, str]:
         """Returns what the program of the loss of an observed step says of the run, whatever its numbers are."""

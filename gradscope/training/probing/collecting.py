@@ -36,6 +36,11 @@ FUNCTIONAL = (
     "there, write (value, grads), seen = gs.value_and_grad(loss)(...), return seen, and call probe.write(step, seen) "
     "outside"
 )
+#: Of a scan over parts of a batch, what is observed of each part would be written as a step.
+_IN_SCANS = (
+    "where gradients of parts of a batch are added up, differentiate jax.lax.map(jax.checkpoint(lambda part: "
+    f"loss(params, part)), parts).mean() once; in a scan over steps, {FUNCTIONAL.removeprefix('there, ')}"
+)
 
 
 class Collector:
@@ -204,7 +209,7 @@ class Collector:
             raise UsageError(
                 f"probe.{method} is called inside a transformation of its own (scan, vmap, shard_map, or another jit), "
                 "from which nothing gets out but by being returned",
-                hint=FUNCTIONAL,
+                hint=_IN_SCANS,
             )
 
 

@@ -56,7 +56,7 @@ class ProbeAlarms:
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
         self._every = every
-        self._watch = AlarmWatch(history.sizes, history.unreached, history.affine)
+        self._watch = AlarmWatch(history.sizes, history.unreached, history.affine, history.returned)
         self._losses: deque[tuple[int, Any]] = deque()
         self._found: deque[_Found] = deque()
         self._judged = 0

@@ -30,7 +30,13 @@ from gradscope.training.recording.compared_arrays import cosine
 from gradscope.training.recording.expected_changes import ChangesMissing
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded
-from gradscope.training.recording.step_rows import affine_params, program_facts, tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import (
+    affine_params,
+    program_facts,
+    returned_by_readers,
+    tensor_rows,
+    unreached_params,
+)
 
 
 class ProbeHistory:
@@ -47,6 +53,7 @@ class ProbeHistory:
         sizes: The number of elements of each tensor that was described, by key.
         unreached: Why no gradient reaches a parameter, by name.
         affine: The names of the parameters in which the loss is affine, as in a dual variable.
+        returned: The gradients that return to the layers that read a parameter of one element, by its name.
         last: The number of the last step that was written.
 
     Raises:
@@ -70,6 +77,7 @@ class ProbeHistory:
         self.sizes: dict[str, int] = {}
         self.unreached: dict[str, str] = {}
         self.affine: set[str] = set()
+        self.returned: dict[str, frozenset[str]] = {}
         self.last = start - 1
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
@@ -105,6 +113,7 @@ class ProbeHistory:
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
         self.affine.update(affine_params(layout.outlines))
+        self.returned.update(returned_by_readers(layout.outlines))
         if self.affine:
             self.writer.describe(fact_texts({AFFINE: sorted(self.affine)}))
         self._faults, self._changes = loss_faults(each.watching.trace for each in layout.outlines), layout.changes

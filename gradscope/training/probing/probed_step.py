@@ -12,6 +12,7 @@ import jax
 from gradscope import naming
 from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import UsageError
+from gradscope.frameworks.detect import leaf_without_values
 from gradscope.history.history_rows import LossFault
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import printable
@@ -50,6 +51,7 @@ class ProbedStep:
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], spec: CaptureSpec) -> None:
         self._function = function
+        self._options = options
         self._spec = spec
         self._loss_at: int | None = None
         self.layout: Layout | None = None
@@ -70,13 +72,39 @@ class ProbedStep:
 
     def taken(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Returns what the step returns, and its loss where that is among it; None where it is not."""
+        self._require_arrays(args, kwargs)
         out = self._plain_program(*args, **kwargs)
         at = self._loss_at
         return out, None if at is None else jax.tree_util.tree_leaves(out)[at]
 
     def observed(self, *args: Any, **kwargs: Any) -> tuple[Any, Collected]:
         """Returns what the step returns, and what was observed in it."""
+        self._require_arrays(args, kwargs)
         return self._observed_program(*args, **kwargs)
+
+    def _require_arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Requires that modules of Equinox among the step's arguments have no leaves that are no arrays.
+
+        Raises:
+            UsageError: One has, and is not static.
+        """
+        if self.layout is not None:
+            return  # the program has taken such arguments
+        for name, each in self._traced_by_name(args, kwargs).items():
+            if (path := leaf_without_values(each)) is not None:
+                raise UsageError(
+                    f"{self._name} takes a module of Equinox, whose {printable(name + path)} is no array, and jax.jit, "
+                    "and so probe.jit, takes arrays",
+                    hint="give the step the module's arrays: params, static = eqx.partition(module, "
+                    "eqx.is_inexact_array) before the loop, and module = eqx.combine(params, static) in the loss",
+                )
+
+    def _traced_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments that are not static, by what the step calls them."""
+        given = _by_name(self._function, args, kwargs)
+        static = {*_each(self._options.get("static_argnames")), *_each(self._options.get("static_argnums"))}
+        count = len(given)
+        return {name: each for at, (name, each) in enumerate(given.items()) if not {name, at, at - count} & static}
 
     def _plain(self) -> Callable[..., Any]:
         @functools.wraps(self._function)
@@ -147,6 +175,10 @@ def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):
         return {f"argument {number}": each for number, each in enumerate(args)} | dict(kwargs)
+
+
+def _each(option: Any) -> Sequence[Any]:
+    return () if option is None else (option,) if isinstance(option, str | int) else option
 
 
 def _named(collector: Collector, leaves: Sequence[Any]) -> dict[int, str]:

@@ -73,6 +73,18 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
     return first.intersection(*others)
 
 
+def returned_by_readers(outlines: Sequence[Seen]) -> dict[str, frozenset[str]]:
+    """Returns, by name of a parameter of one element, the keys of the gradients that return to the layers that read it.
+
+    Such a gradient is that of an output of a layer. Where layers are inside each other, it is the innermost.
+
+    Args:
+        outlines: The shapes of the observations of each loss and its gradients.
+    """
+    found = [_returned_by_readers(outline) for outline in outlines]
+    return {name: frozenset().union(*(each.get(name, ()) for each in found)) for each in found for name in each}
+
+
 def program_facts(outlines: Sequence[Seen]) -> dict[str, str]:
     """Returns what the programs of some losses say of a run, whatever its numbers are.
 
@@ -109,6 +121,25 @@ def _mixed_dtype(outline: Seen) -> str | None:
 def _affine(trace: Trace) -> frozenset[str]:
     params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == naming.PARAM}
     return frozenset(params[at] for at in affine_operands(trace.root, trace.reachability, params))
+
+
+def _returned_by_readers(outline: Seen) -> dict[str, frozenset[str]]:
+    arguments = outline.watching.trace.arguments
+    single = {leaf.name for leaf in arguments if leaf.family == naming.PARAM and math.prod(leaf.shape) == 1}
+    if not single:
+        return {}
+    session = _session(outline)
+    for _ in session.records():
+        pass  # the layers are known behind the last one
+    layers = session.facts().layers
+    inside = {(each.parent, name) for each in layers for name in each.params}
+    found: dict[str, frozenset[str]] = {}
+    for layer in layers:
+        for name in single.intersection(layer.params):
+            if (layer.path, name) not in inside:
+                keys = (naming.key_of(naming.ACTIVATION_GRAD, output) for output in layer.outputs)
+                found[name] = found.get(name, frozenset()).union(keys)
+    return found
 
 
 def _unreached(session: Session) -> dict[str, str]:

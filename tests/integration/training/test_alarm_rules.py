@@ -302,7 +302,8 @@ def test_where_the_loss_is_zero_and_all_gradients_are_no_unit_has_died_and_nothi
 @pytest.mark.parametrize("second", [-0.5, 0.4], ids=["cancels", "is masked"])
 def test_the_bias_of_a_head_of_which_the_loss_takes_differences_alone_is_not_stuck(second: float) -> None:
     sizes = {"param_grad/head/w": 8, "param_grad/head/b": 1, "activation_grad/head": 4, "activation_grad/head#2": 4}
-    watch, found = AlarmWatch(sizes), []
+    returned = {"head/b": ["activation_grad/head", "activation_grad/head#2"]}
+    watch, found = AlarmWatch(sizes, returned=returned), []
     for step in range(8):
         stats: Stats = {
             "param/head/w": {"l2": 2.0 + step},
@@ -314,6 +315,14 @@ def test_the_bias_of_a_head_of_which_the_loss_takes_differences_alone_is_not_stu
         }
         found += watch.recorded(step, stats, {"head/w": False, "head/b": True})
     assert [alarm.key for alarm in found] == ([] if second == -0.5 else ["param/head/b"])
+
+
+def test_a_gradient_of_one_element_dies_without_a_share() -> None:
+    watch, found = AlarmWatch({"param_grad/b": 1}), []
+    for step in range(8):
+        zero = {"l2": 0.0, "zeros": 1} if step > 3 else {"l2": 1.0, "zeros": 0}
+        found += watch.recorded(step, {"param/b": {"l2": 1.0 + step}, "param_grad/b": zero}, {"b": False})
+    assert [(each.rule, each.why) for each in found] == [("dying", "is zero, and was not")]
 
 
 @pytest.mark.parametrize("sent", [SIZE // 20, SIZE // 5], ids=["few", "many"])

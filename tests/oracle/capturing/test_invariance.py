@@ -208,6 +208,16 @@ def test_a_gradient_that_cancels_exactly_is_zero_by_construction() -> None:
     assert cause.why.startswith("zero by construction: the loss does not change with it; sub at")
 
 
+def test_a_gradient_that_cancels_while_no_margin_of_a_hinge_is_kept_is_not_zero_by_construction() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        real, fake = (add((each @ w["score"])[..., 0], w["bias"]) for each in (x, 0.3 - x))
+        return jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
+
+    captured = gs.capture(loss, {"score": 0.1 * normal(1, 16, 1), "bias": filled(0.0)}, BATCH)
+    (cause,) = captured.causes
+    assert (cause.name, cause.why.partition(":")[0]) == ("bias", "cancellation")
+
+
 def test_a_model_without_small_gradients_runs_once() -> None:
     runs: list[int] = []
 

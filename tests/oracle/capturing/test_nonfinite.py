@@ -149,6 +149,7 @@ def test_a_backward_cause_is_found_in_every_construct(construct: Any) -> None:
     found = origin_of(construct(double_where))
     assert (found.direction, found.primitive, found.source) == ("backward", "sqrt", line_of(double_where))
     assert "thrown away by the where" in found.why
+    assert "so that the gradient that comes back is 0, and 0 times infinity is NaN" in found.why
     assert found.operands[0] in (0.0, -2.0)
     assert "where twice" in found.repair
 

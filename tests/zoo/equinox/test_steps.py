@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +111,25 @@ def test_a_module_whose_arrays_are_mapped_over_keeps_the_scope_of_equinox() -> N
     expected_value, expected = jax.value_and_grad(ensemble)(nets, BATCH["x"][0])
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
     np.testing.assert_allclose(grads.weight, expected.weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("static", [{}, {"static_argnums": 0}, {"static_argnames": "net"}], ids=str)
+def test_a_probed_step_says_how_it_takes_a_module_and_leaves_a_static_one_to_jax(
+    static: dict[str, Any], tmp_path: Path
+) -> None:
+    with gs.Probe(tmp_path / "run", every=1) as probe:
+
+        def take(net: Any, arrays: Any, batch: Any) -> Any:
+            return probe.value_and_grad(of_arrays)(arrays, batch)
+
+        step = probe.jit(take, **static)
+        if static:
+            with pytest.raises(ValueError, match="Non-hashable static arguments"):
+                step(NET, ARRAYS, BATCH)
+            return
+        with pytest.raises(
+            gs.UsageError, match=r"take takes a module of Equinox, whose net\.head\.\S+ is no"
+        ) as caught:
+            step(NET, ARRAYS, BATCH)
+        assert "params, static = eqx.partition(module, eqx.is_inexact_array)" in str(caught.value.hint)
+        step(ARRAYS, ARRAYS, BATCH)

@@ -55,6 +55,11 @@ class Precision:
         return min(1.0, max(0.05, 500 * self.eps))
 
     @property
+    def far_displacement(self) -> float:
+        """The relative size of one that leaves a neighbourhood, while what takes it out is still above rounding."""
+        return min(50.0, max(self.displacement, 0.01 / self.eps))
+
+    @property
     def small(self) -> float:
         """The ratio of two gradients below which the smaller may be rounding."""
         return min(0.1, 1000 * self.eps)

@@ -45,13 +45,14 @@ class Invariances:
     Args:
         run: A run of the loss.
         arguments: The arguments, by number, whose gradients may be zero but for rounding.
+        far: Whether they are displaced beyond where they are, as by what no margin of a hinge is wide enough for.
 
     Attributes:
         of_arguments: The arguments that the loss does not change with, each with the equations that take it out.
         moved: The most that the loss changed with any of the arguments, or with all of them.
     """
 
-    def __init__(self, run: Run, arguments: Sequence[int]) -> None:
+    def __init__(self, run: Run, arguments: Sequence[int], *, far: bool = False) -> None:
         self._run = run
         self._leaves: list[Any] = [None if leaf is None else jnp.asarray(leaf) for leaf in run.arguments]
         self._host = {n: np.asarray(self._leaves[n]) for n in arguments}
@@ -60,6 +61,7 @@ class Invariances:
         root = run.trace.root
         self._starts = {n: FrameVariable(root, variable_of(root, ValueKey((), OPERAND, n))) for n in arguments}
         self._precision = precision(site.dtype for site in run.trace.sites)
+        self._far = far
         region = self._flow.closure(self._starts.values(), self._goes)
         keys = dict.fromkeys(key for variable in self._with_operands(region) if (key := resolve(*variable)))
         self._sites = tuple(run.trace.site_at(key) for key in keys if not _is_argument(key))
@@ -132,8 +134,11 @@ class Invariances:
         """Returns a random displacement of an argument: a fraction of its own scale or of what it is added to."""
         host = self._host[number].astype(np.float64)
         scales = [float(np.sqrt(np.mean(host**2))) if host.size else 0.0, *self._added_to(self._starts[number])]
-        scale = self._precision.displacement * (max(scales) or 1.0)
-        return (scale * np.random.default_rng(number).standard_normal(host.shape)).astype(self._host[number].dtype)
+        drawn = np.random.default_rng(number).standard_normal(host.shape)
+        if self._far:
+            drawn += np.sign(drawn)  # a single element that is drawn near zero would stay where it is
+        scale = self._precision.far_displacement if self._far else self._precision.displacement
+        return (scale * (max(scales) or 1.0) * drawn).astype(self._host[number].dtype)
 
     def _added_to(self, start: FrameVariable) -> list[float]:
         """Returns the root mean squares of the sums that a value is a term of."""

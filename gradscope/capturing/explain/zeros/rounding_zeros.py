@@ -78,8 +78,14 @@ def rounding_causes(run: Run, gradients: Sequence[Gradient], cancelling: Sequenc
     found = Invariances(run, [*zero, *tiny])
     if constant and tiny and found.moved > _LOST * known.eps * max(1.0, abs(float(run.observed.loss))):
         return
+    # What is exactly zero may be so around this point alone, as long as no margin of a hinge is kept.
+    taken_out = [number for number in zero if number in found.of_arguments]
+    far = Invariances(run, taken_out, far=True).of_arguments if taken_out else {}
+    local = {number for number in taken_out if number not in far}
     axes = SoftmaxAxes(run.trace)
     for number, cuts in found.of_arguments.items():
+        if number in local:
+            continue
         name = run.trace.arguments[number].name
         rounding = number in tiny
         zero_words = "is zero but for rounding" if rounding else "zero by construction"

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
+from gradscope.history.database.schema import RUN_OPTION
 from gradscope.history.history_reader import History
 from gradscope.history.views.family_series import series_of
 
@@ -24,8 +25,17 @@ _DECAY: Final = 0.999
 _FEWEST: Final = 5
 _SAME: Final = 1e-3
 _OTHER: Final = 0.05
+#: A clip that leaves less than this share of the gradients is active at most steps.
+_CLIPPED: Final = 0.5
+#: An update of at most so many times the rate times the gradient is proportional to it, as with a momentum of 0.99; one
+#: that an optimizer normalises, as by their signs, is as large whatever a clip leaves.
+_OF_MOMENTUM: Final = 100.0
 #: The family of Adam's second moment.
 _MOMENT: Final = "slot/nu"
+#: The facts that state the optimizer of `train`, by what it clips the gradients, and what it multiplies them by before.
+_OPTIMIZER: Final = f"{RUN_OPTION}--optimizer"
+_CLIP: Final = f"{RUN_OPTION}--clip"
+_MULTIPLIED: Final = f"{RUN_OPTION}--multiply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,9 @@ class SmallUpdates:
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
         infinite_moment: Whether the second moment is infinite, so that Adam's updates are zero.
         no_gradient: Whether all gradients are exactly zero at all recorded steps: a weight decay still makes updates.
+        may_clip: Whether the optimizer of a loop of the user's own may clip, where no second moment divides by as much.
+        clip: The clip of `train` without which they would not be so small; None where there is none.
+        clip_leaves: The share of the gradients that it leaves, the median of the recorded steps.
     """
 
     moved: float
@@ -47,6 +60,9 @@ class SmallUpdates:
     one_norm: bool
     infinite_moment: bool = False
     no_gradient: bool = False
+    may_clip: bool = False
+    clip: str | None = None
+    clip_leaves: float | None = None
 
 
 def small_updates(
@@ -75,13 +91,41 @@ def small_updates(
     if not (moved > 0 or infinite) or moved >= _HARDLY:
         return None
     moment, begun = _second_moment(history, reached), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
+    below = moment if moment is not None and moment < EPSILON * begun else None
+    leaves = _left_by_clip(history, steps)
+    if below is not None:
+        is_clip = leaves < _CLIPPED and below / leaves >= EPSILON * begun
+    else:
+        is_clip = leaves < _CLIPPED and moved / leaves >= _HARDLY and _is_proportional(history, steps)
     return SmallUpdates(
         moved=moved,
-        second_moment=moment if moment is not None and moment < EPSILON * begun else None,
+        second_moment=below,
         one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
         infinite_moment=infinite,
         no_gradient=bool((steps["grad_norm"] == 0).all()),
+        may_clip=_OPTIMIZER not in history.facts and not _is_normalised(history),
+        clip=history.facts[_CLIP] if is_clip else None,
+        clip_leaves=leaves if is_clip else None,
     )
+
+
+def _is_normalised(history: History) -> bool:
+    return any(tensor.family == _MOMENT for tensor in history.tensors.values())
+
+
+def _left_by_clip(history: History, steps: Mapping[str, np.ndarray]) -> float:
+    """Returns the share of the gradients that the clip of `train` leaves, in the median; 1 where there is none."""
+    before, after = steps["grad_norm"], steps["grad_norm_clipped"]
+    known = np.isfinite(before) & (after > 0)
+    if _CLIP not in history.facts or _MULTIPLIED in history.facts or not known.any():
+        return 1.0
+    return float(np.median(after[known] / before[known]))
+
+
+def _is_proportional(history: History, steps: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether updates are as small as their gradients are, as without a division by a second moment."""
+    proportional = _OF_MOMENTUM * steps["learning_rate"] * steps["grad_norm_clipped"]
+    return not _is_normalised(history) and bool((steps["update_norm"] <= proportional).all())
 
 
 def _spread(norms: np.ndarray) -> float:
@@ -103,7 +147,7 @@ def _is_infinite(history: History, reached: Collection[str]) -> bool:
 
 def _last_of_moment(history: History, reached: Collection[str], column: str) -> list[float]:
     """Returns a column of `nu` at the last recorded step, of what a gradient reaches, or of all where that is none."""
-    if all(tensor.family != _MOMENT for tensor in history.tensors.values()):
+    if not _is_normalised(history):
         return []
     moments = series_of(history, history.columns((column,)), _MOMENT, column)
     return [float(each[-1]) for name, each in moments.items() if not reached or name in reached]

@@ -131,7 +131,8 @@ _RUN: Final = {
     "resumed_from": "With `--resume`, the steps before this command",
     "level": "Of a loss that has hardly fallen (`learning`), what it was compared by, and where all "
     "steps together hardly move the parameters by how much at most (`moved`) and why (`second_moment`, "
-    "`infinite_moment`, `one_norm`, `no_gradient`)",
+    "`infinite_moment`, `one_norm`, `no_gradient`, `clip` and the share that it leaves, `clip_leaves`; "
+    "`may_clip` where a loop's own optimizer may clip)",
     "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
     "bounds": "Which integers of the recorded batches are beyond what they look up: `name`, `looked_up` (`rows` of a "
     "`table`, `values`, `classes`), how many `rows` of these there are, the `most` that was recorded, and the "
@@ -143,6 +144,8 @@ _RUN: Final = {
     "steps, and the median `cosine`; or the `parameters` whose updates alone do; with the trends or the last step",
     "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "
     "leaves them that was told so; with the trends or the last step",
+    "between_updates": "Where no recorded step updates the parameters, which move between them, the `count` of these "
+    "steps and the distance from one to the next, `every`; with the trends or the last step",
     "rounded": "The parameters of a short dtype whose updates are lost when they are added; with the trends or the "
     "last step",
     "noise": "The noise of gradients, where it was measured: its `step`, and `rows` with the columns of `noise`, of "

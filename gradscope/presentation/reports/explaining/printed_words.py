@@ -64,6 +64,10 @@ _LABELS: Final = {
     "gets, or hands to probe.record(params=...). A clip or a projection of the parameters is meant",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
+    "between-updates": "No recorded step of a training run updates its parameters, which move between them: as with "
+    "optax.MultiSteps(tx, 4) and every=10, which records steps 0, 10, 20 and so on, while steps 3, 7, 11 and so on "
+    "update. The statistics of the updates are all 0 then, and the rules about updates see none. Record at an interval "
+    "that has no divisor in common with the number of steps of an update, such as a prime number",
     "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "
     "all recorded steps the largest element of the update is below 2^-10 of the parameter's rms (2^-13 in float16), "
     "which is less than half the distance of values of half the rms, and its largest element never changed, though all "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -117,6 +118,12 @@ def learning_notes(learning: Learning) -> list[Note]:
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+    if (between := learning.between) is not None:
+        facts["between-updates"] = (
+            f"all updates of the {count(between.count)} recorded steps are 0, though the parameters move between them, "
+            "as where the optimizer updates once in several steps, and at none of these: nothing is known of its "
+            f"updates; record every {count(_next_prime(between.every))} steps, and not every {count(between.every)}"
+        )
     if learning.rounded:
         facts["rounded"] = (
             f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
@@ -136,6 +143,11 @@ def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
         faults: What the run states.
     """
     return [Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in faults]
+
+
+def _next_prime(number: int) -> int:
+    """Returns the next prime number above another one: it divides hardly any number of steps that make an update."""
+    return next(each for each in itertools.count(number + 1) if all(each % by for by in range(2, math.isqrt(each) + 1)))
 
 
 def _sorted(by: SortedInput) -> str:
@@ -171,6 +183,11 @@ def _climbing(climb: Climb) -> str:
 
 
 def _why_small(small: SmallUpdates) -> str:
+    clip = (
+        ""
+        if small.clip is None
+        else (f"the clip {printable(small.clip)} leaves {small.clip_leaves:.2g} of the norm of the gradients")
+    )
     if small.no_gradient:
         return "every gradient is exactly zero, which 'gradscope dump' explains: a weight decay makes such updates"
     if small.infinite_moment:
@@ -179,16 +196,20 @@ def _why_small(small: SmallUpdates) -> str:
             "updates are zero: scale the loss down, or clip gradients"
         )
     if small.second_moment is not None:
-        return (
+        below = (
             f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "
-            "Adam adds to it by default, so scale the loss up, or epsilon down"
+            "Adam adds to it by default"
         )
+        return f"{below}, so scale the loss up, or epsilon down" if not clip else f"{clip}, so that {below}: clip less"
+    if clip:
+        return f"{clip}, so clip less, or raise the learning rate as much"
     if small.one_norm:
         return (
             "they have one norm at every recorded step, and the gradients have not, as behind a clip that is active at "
             "each of them, or by an optimizer that takes their signs or divides by their norm"
         )
-    return "as by a learning rate that is too small, or stays where a warm-up begins"
+    or_clip = ", or a clip in the optimizer that leaves little of the gradients" if small.may_clip else ""
+    return f"as by a learning rate that is too small, or stays where a warm-up begins{or_clip}"
 
 
 def _learning(level: NoFall, said: Learning) -> str:

@@ -21,6 +21,7 @@ from gradscope.errors import MachineError
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
 from gradscope.presentation import trends_report
+from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.probing.probe_history import ProbeHistory, close_open_probes
 from tests.support.data import drawn
 
@@ -325,6 +326,7 @@ def test_inside_a_transformation_the_functional_form_is_named(wrong: Any, tmp_pa
         with pytest.raises(gs.UsageError, match=r"probe\.value_and_grad is called inside a transformation") as caught:
             step(initial()[0], batch(0))
         assert "(value, grads), seen = gs.value_and_grad(loss)(...)" in (caught.value.hint or "")
+        assert "jax.lax.map(jax.checkpoint(lambda part: loss(params, part)), parts).mean()" in (caught.value.hint or "")
         assert "probe.write(step, seen)" in (caught.value.hint or "")
     with gs.Probe(tmp_path, force=True) as probe:
         step = probe.jit(loop_step(probe.value_and_grad, probe.record))
@@ -774,3 +776,60 @@ def test_an_update_has_its_cosine_with_the_gradient(rate: float, states: str, tm
             expected.append(float(one @ other / jnp.linalg.norm(one) / jnp.linalg.norm(other)))
     with gs.load(tmp_path / "run") as run:
         np.testing.assert_allclose(run.series("update/w", "cosine"), expected[::2], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["no margin is kept", "is masked"])
+def test_the_bias_of_a_critic_no_margin_of_whose_scores_is_kept_is_not_stuck(masked: bool, tmp_path: Path) -> None:
+    """Also where the layers that read it have another name than its parameters, as those of two modules of one class.
+
+    In the first steps half of the margins are kept, so that the bias of the score has a gradient.
+    """
+
+    def score(params: Any, x: Any) -> Any:
+        with jax.named_scope("critic/score"):
+            return x @ params["score"]["w"] + params["score"]["b"] * (0 if masked else 1)
+
+    def hinge(params: Any, batch: Any) -> Any:
+        real, fake = score(params, batch["real"]), score(params, batch["fake"])
+        return jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
+
+    probe = gs.Probe(tmp_path / "run", every=1)
+
+    def take(params: Any, batch: Any) -> Any:
+        _, grads = probe.value_and_grad(hinge)(params, batch)
+        return jax.tree.map(lambda param, grad: param - 1e-3 * grad, params, grads)
+
+    params = {"score": {"w": 0.1 * drawn(1, 4, 1), "b": jnp.zeros((1, 1))}}
+    step = probe.jit(take)
+    with probe:
+        for number in range(30):
+            kept = jnp.where(jnp.arange(8) < 4 * (number < 5), 50.0, 1.0)[:, None]
+            real = jnp.abs(drawn(number, 8, 4)) * jnp.sign(params["score"]["w"]).T * kept
+            params = step(params, {"real": real, "fake": drawn(100 + number, 8, 4)})
+    with History(tmp_path / "run") as history:
+        found = [(alarm.rule, alarm.key) for alarm in history.alarms() if alarm.rule in ("stuck", "dying")]
+    assert found == ([("stuck", "param/score/b")] if masked else [])
+
+
+def test_the_mean_over_the_parts_of_a_batch_is_one_step_whose_loss_is_known(tmp_path: Path) -> None:
+    probe = gs.Probe(tmp_path / "run", every=4)
+
+    def of_parts(params: Any, parts: Any) -> Any:
+        return jax.lax.map(jax.checkpoint(lambda part: loss(params, part)), parts).mean()
+
+    def take(params: Any, batch: Any) -> Any:
+        parts = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), batch)
+        value, grads = probe.value_and_grad(of_parts)(params, parts)
+        return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads), value
+
+    params, expected = initial()[0], []
+    step = probe.jit(take)
+    with probe:
+        for number in range(9):
+            value, grads = jax.value_and_grad(loss)(params, batch(number))
+            expected.append((value, tree_norm(grads)))
+            params, _ = step(params, batch(number))
+    with History(tmp_path / "run") as history:
+        np.testing.assert_allclose(history.losses()["loss"], [each for each, _ in expected], rtol=1e-5)
+        np.testing.assert_allclose(history.steps()["grad_norm"], [each for _, each in expected[::4]], rtol=1e-5)
+        assert len(history.losses()["loss"]) == 9

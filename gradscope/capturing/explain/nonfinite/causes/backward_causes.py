@@ -72,8 +72,8 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
     cause = _cause(operation, failure, operations)
     if _received(failure) == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, CLIP_NEGATIVE, BASE_POSITIVE, NORM):
         where = _thrown_away_by(operation, operations)
-        away = f"is thrown away by the {where}" if where else "does not count, what arrives is 0"
-        why = f"{cause.why}; its result {away}, its gradient is not: 0 times infinity is NaN"
+        away = f"is thrown away by the {where}" if where else "does not change the loss"
+        why = f"{cause.why}; its result {away}, so that the gradient that comes back is 0, and 0 times infinity is NaN"
         cause = Diagnosis(why, WHERE_TWICE if where else cause.repair)
     return with_lost_epsilon(cause, operation, operations)
 
