@@ -38,8 +38,8 @@ def style_of_words(text: str) -> str:
 
 
 _NARROWEST_PARAGRAPH: Final = 20
-#: The index of a scope, at its end.
-_INDEX: Final = re.compile(r"(?:\[[^\[\]]*\]|_?\d+)$")
+#: The index of a scope, at its end; not a range, as `[0..11]`, which tells a line less from others than a name does.
+_INDEX: Final = re.compile(r"(?:\[(?!\d+\.\.)[^\[\]]*\]|_?\d+)$")
 #: The most lines of an overview, and the fewest to which a low terminal reduces it.
 _MOST_LINES: Final = 40
 _FEWEST_LINES: Final = 20
