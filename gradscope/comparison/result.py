@@ -18,7 +18,7 @@ from gradscope.comparison.diagnosis.likely.different_batches import DifferentBat
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.runs.run_differences import mode_difference
 from gradscope.comparison.diagnosis.same_sentence import nothing_sentence, same_sentence
-from gradscope.comparison.diagnosis.sentence import different_sentence
+from gradscope.comparison.diagnosis.sentence import different_sentence, first_named
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
@@ -140,6 +140,11 @@ class Comparison:
     def first_divergence(self) -> Divergence:
         """The first row over tolerance, forward and backward."""
         return first_divergence(self.rows)
+
+    @property
+    def first_named(self) -> ComparisonRow | None:
+        """The row whose place the sentence names first: the first over tolerance, or what made it; None for none."""
+        return first_named(self.first_divergence, self.blame)
 
     @property
     def sentence(self) -> str:

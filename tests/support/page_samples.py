@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 import struct
 from pathlib import Path
@@ -91,9 +92,10 @@ def deep_manifest(tensors: int) -> Manifest:
 
 
 def run_folder(
-    folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3, loss: float = 4.0, *, layer: str = "layer{}"
-) -> Path:
-    """A run whose gradients grow tenfold a step, and become NaN in the end."""
+    folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3, loss: float = 4.0, *, layer: str = "layer{}",
+    lost_from: int | None = None,
+) -> Path:  # fmt: skip
+    """A run whose gradients grow tenfold a step, and become NaN in the end; all is NaN from a step on, if stated."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = [f"{family}/{layer.format(at)}" for at in range(layers) for family in ("activation", "activation_grad")]
     keys.append("param_grad/weight0")
@@ -103,6 +105,8 @@ def run_folder(
         history.describe({}, iter(tensors))
         for step in range(steps):
             stats = {key: _at(step, key, last=step == steps - 1) for key in keys}
+            if lost_from is not None and step >= lost_from:
+                stats = {key: {**each, "rms": math.nan, "l2": math.nan, "nan": 6} for key, each in stats.items()}
             numbers = {"step": step, "loss": loss / (step + 1), "grad_norm": 1.0 + step}
             values = counted(np.array([0.0, *[2.0**step] * 3, -(2.0**step)], np.float32))
             found = {key: ValueHistogram.of(values) for key in keys if step % 2 == 0}

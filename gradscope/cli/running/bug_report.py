@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gradscope.cli.running.version import version_of
+
 
 def bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
     """Returns the lines that report an unexpected error of the command with these arguments."""
@@ -17,7 +19,7 @@ def bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
     text = str(failure).partition("\n")[0]
     return [
         f"gradscope: error: this is a bug in gradscope: {type(failure).__name__}: {text}{where}",
-        f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {sys.version.split()[0]}",
+        f"seen in: gradscope {version_of('gradscope-jax')}, jax {version_of('jax')}, Python {sys.version.split()[0]}",
         f"command: {shlex.join(['gradscope', *arguments])}",
         "hint: please report these lines, and what --traceback adds to them",
         *_about_programs(),
@@ -29,12 +31,3 @@ def _about_programs() -> Iterator[str]:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if folder and "jax" in sys.modules:  # JAX runs whatever program a file there has
         yield f"hint: if JAX_ENABLE_COMPILATION_CACHE=false helps, {folder} has a wrong program: empty it"
-
-
-def _version(distribution: str) -> str:
-    from importlib import metadata  # importing it takes 20 ms, and only this message needs it
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "unknown"

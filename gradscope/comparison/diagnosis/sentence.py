@@ -65,6 +65,20 @@ def different_sentence(
     return explained + _of_rows(rows, divergence, blame, losses, apart=apart) + of_products(products) + advice
 
 
+def first_named(divergence: Divergence, blame: Blame) -> ComparisonRow | None:
+    """Returns the row whose place the sentence names first; None where it names none.
+
+    Args:
+        divergence: The first rows over tolerance.
+        blame: Where they come from.
+    """
+    first = divergence.forward or divergence.backward
+    if blame.unrecorded or not blame.suspects:
+        return first
+    turned = [row for row in blame.suspects if row.status == "same"]
+    return (turned or _by_side(blame.suspects)[0][1])[0]
+
+
 def _of_sizes(rows: Sequence[ComparisonRow], batches: DifferentBatches) -> str:
     """Returns the sentence for batches of different sizes, with what does not follow from that."""
     besides = given([row for row in rows if row.family != INPUT])
@@ -171,33 +185,35 @@ def _where(first: ComparisonRow, made: str, unpaired: Sequence[ComparisonRow], b
         return f"first differs at {orders} that nothing else has, or at {place}"
     if blame.suspects:
         and_or = "and next" if blame.made_before else "or"
-        suspects = ", or at ".join(f"{some_of(names)}, only in the {side}" for side, names in _by_side(blame.suspects))
+        by_side = ((side, _with_whole_loops(own)) for side, own in _by_side(blame.suspects))
+        suspects = ", or at ".join(f"{some_of(names)}, only in the {side}" for side, names in by_side)
         return f"first differs at {suspects}, {and_or} at {place}{_what(blame.suspects)}"
     return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
     """Returns which of some rows are only in one of the dumps, and what they are: `a` is only in the reference."""
-    sides = ((some_of(names), "is" if len(names) == 1 else "are", side) for side, names in _by_side(rows))
+    by_side = ((side, _with_whole_loops(own)) for side, own in _by_side(rows))
+    sides = ((some_of(names), "is" if len(names) == 1 else "are", side) for side, names in by_side)
     return " and ".join(f"{some} {verb} only in the {side}" for some, verb, side in sides) + _what(rows)
 
 
-def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
-    """Returns the names of rows by the side that has them, that of the first row first.
+def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[ComparisonRow]]]:
+    """Returns rows by the side that has them, that of the first row first.
 
     Of many, as of the steps of a loop which the other program has as one layer, the side with fewer comes first.
     """
-    names: dict[str, list[str]] = {}
+    sides: dict[str, list[ComparisonRow]] = {}
     for row in rows:
-        names.setdefault("reference" if row.status == "missing" else "candidate", []).append(row.name)
-    sides = sorted(names.items(), key=lambda side: len(side[1]) > MOST_NAMES)
-    return [(side, _with_whole_loops(own)) for side, own in sides]
+        sides.setdefault("reference" if row.status == "missing" else "candidate", []).append(row)
+    return sorted(sides.items(), key=lambda side: len(side[1]) > MOST_NAMES)
 
 
-def _with_whole_loops(names: Sequence[str]) -> list[str]:
-    """Returns names, those of the iterations of a loop as one where there are many: `cell[*]`."""
+def _with_whole_loops(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns the names of rows, those of the iterations of a loop as one where there are many: `cell[*]`."""
+    names = [row.name for row in rows]
     if len(names) <= MOST_NAMES:
-        return [*names]
+        return names
     loops = [(name, next(loops_around(name), None)) for name in names]
     return [*dict.fromkeys(name if loop is None else f"{loop}[*]" for name, loop in loops)]
 

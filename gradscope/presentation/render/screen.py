@@ -1,6 +1,6 @@
 """A screen is the terminal or pipe for which text is laid out, with the styles that a terminal shows.
 
-On a terminal a table drops columns and the middle of long names to fit its width. In a pipe nothing is cut, because it
+On a terminal a table drops columns and scopes in long names to fit its width. In a pipe nothing is cut, because it
 could not be recovered. A style is a colour that repeats the meaning of the words.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from rich.cells import cell_len, set_cell_size
@@ -36,8 +38,8 @@ def style_of_words(text: str) -> str:
 
 
 _NARROWEST_PARAGRAPH: Final = 20
-#: The index of a scope, at its end.
-_INDEX: Final = re.compile(r"(?:\[[^\[\]]*\]|_?\d+)$")
+#: The index of a scope, at its end; not a range, as `[0..11]`, which tells a line less from others than a name does.
+_INDEX: Final = re.compile(r"(?:\[(?!\d+\.\.)[^\[\]]*\]|_?\d+)$")
 #: The most lines of an overview, and the fewest to which a low terminal reduces it.
 _MOST_LINES: Final = 40
 _FEWEST_LINES: Final = 20
@@ -84,25 +86,42 @@ class Screen:
         return names if is_narrow(names) else list(map(self.show, names))
 
     def elide(self, text: str, width: int) -> str:
-        """Returns the text in at most `width` columns: a path without the middles of its scopes, others without theirs.
+        """Returns the text in at most `width` columns: a path without scopes in it, other text without its middle.
 
-        A scope keeps its index, `block[3]` or `block_3`.
+        What a tensor is stands first in a path, and which one last: both stay. Between them scopes are left out whole,
+        the first before the last, and of `block[3]` or `block_3` the number stays where there is room.
         """
         if cell_len(text) <= width:
             return text
-        parts = text.split("/")
-        # What a tensor is stands first, and which one last.
-        for whole in ({0, len(parts) - 1}, {len(parts) - 1}) if len(parts) > 2 else ():
-            for longest in range(width, len(self.ellipsis) + 1, -1):
-                short = (part if at in whole else self._scope(part, longest) for at, part in enumerate(parts))
-                if cell_len(path := "/".join(short)) <= width:
-                    return path
-        return self._elided(text, width)
+        scopes = text.split("/")
+        path = self._without_scopes(scopes, width) if len(scopes) > 2 else ""
+        return path or self._elided(text, width)
 
-    def _scope(self, part: str, width: int) -> str:
-        index = _INDEX.search(part)
-        start = len(part) if index is None else index.start()
-        return self._elided(part[:start], width) + part[start:]
+    def _without_scopes(self, scopes: Sequence[str], width: int) -> str:
+        """Returns a path with as many of its scopes as fit; "" where its first and its last do not."""
+        first, *inner, last = scopes
+        shown, numbered = [*inner], [*map(self._numbered, inner)]
+
+        def path(scopes: Sequence[str]) -> str:
+            runs = (each for before, each in pairwise(["", *scopes]) if not each == before == self.ellipsis)
+            return "/".join((first, *runs, last))
+
+        for shorter in (numbered, [self.ellipsis] * len(inner)):
+            for at in sorted(range(len(inner)), key=lambda at: numbered[at] != self.ellipsis):
+                if cell_len(path(shown)) > width:
+                    shown[at] = shorter[at]
+        if cell_len(path(shown)) > width:
+            return ""
+        for at in reversed(range(len(inner))):  # what the last cuts have made room for
+            for longer in (numbered[at], inner[at]):
+                more = [*shown[:at], longer, *shown[at + 1 :]]
+                shown = more if cell_len(path(more)) <= width else shown
+        return path(shown)
+
+    def _numbered(self, scope: str) -> str:
+        """Returns a scope without its name, but with its number."""
+        number = _INDEX.search(scope)
+        return self.ellipsis if number is None else self.ellipsis * (number.start() > 0) + number.group()
 
     def _elided(self, text: str, width: int) -> str:
         # Names differ at their ends.

@@ -127,7 +127,8 @@ def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[
         if not expendable:
             break
         # Of equal priorities the last is dropped first: the columns of a group are in order of interest.
-        kept.remove(max(reversed(expendable), key=lambda block: block.column.priority))
+        dropped = max(reversed(expendable), key=lambda block: block.column.priority)
+        kept = [each for each in kept if each is not dropped and not _is_pair(each.column, dropped.column)]
     kept = _widened(kept)
     for position, block in enumerate(kept):  # names beside the first take the room that is left
         if block.width < natural.get(block.column.heading, 0):
@@ -136,6 +137,10 @@ def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[
             texts = [screen.elide(text, width) for text in block.texts]
             kept[position] = replace(block, texts=texts, narrow=is_narrow(texts), width=width)
     return kept
+
+
+def _is_pair(one: Column, other: Column) -> bool:
+    return bool(one.pair) and one.pair == other.pair
 
 
 def _widened(blocks: Sequence[_Block]) -> list[_Block]:

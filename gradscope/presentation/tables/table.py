@@ -32,6 +32,8 @@ class Column:
         group: The text above several neighbouring columns; "" for none.
         priority: Which columns are dropped first where the width is short: the largest number first, 0 never.
         only_nonzero: Whether the column is left out where all its cells are zero.
+        pair: What columns that say nothing without each other have in common: where one is dropped, so are the others;
+            "" for none.
     """
 
     heading: str
@@ -39,6 +41,7 @@ class Column:
     group: str = ""
     priority: int = 0
     only_nonzero: bool = False
+    pair: str = ""
 
     @property
     def full_heading(self) -> str:

@@ -54,6 +54,11 @@ class Operation:
         return self.equation.primitive.name
 
     @property
+    def place(self) -> str:
+        """The words for the line that computes it; "" where it is not known."""
+        return f" at {self.layer.source}" if self.layer.source else ""
+
+    @property
     def values(self) -> list[ValueAt]:
         """The operands that are values."""
         return [operand for operand in self.operands if isinstance(operand, ValueAt)]

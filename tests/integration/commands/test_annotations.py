@@ -28,6 +28,27 @@ def loss(variables, batch):
 """
 
 
+LAYERS = """\
+import jax
+import jax.numpy as jnp
+
+def init(key):
+    return {"a": jnp.eye(3) + 0.1, "b": jnp.eye(3) - 0.2, "s": jnp.ones(3) * 2}
+
+def batch(key, size):
+    return {"x": jax.random.normal(key, (size, 3))}
+
+def loss(variables, batch):
+    with jax.named_scope("first"):
+        x = jnp.tanh(batch["x"] @ variables["a"])
+    with jax.named_scope("norm"):
+        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * variables["s"][None]
+    with jax.named_scope("second"):
+        x = jnp.tanh(x @ variables["b"])
+    return (x**2).mean()
+"""
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     (tmp_path / "src").mkdir()
@@ -69,6 +90,19 @@ def test_a_difference_is_at_the_line_of_the_candidate_that_diverges_first(reposi
     done = gradscope("compare", "a.npz", "b.npz", "--format", "github", folder=repository)
     assert done.status == 1, done.output
     assert done.output.startswith("::error file=src/net.py,line="), done.output
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_a_layer_that_one_program_has_alone_is_named_at_its_own_line(repository: Path, added: bool) -> None:
+    lines = LAYERS.splitlines(keepends=True)
+    without = "".join([*lines[:12], *lines[14:]]).replace(', "s": jnp.ones(3) * 2', "")
+    (repository / "old.py").write_text(without if added else LAYERS, encoding="utf-8")
+    (repository / "new.py").write_text(LAYERS if added else without, encoding="utf-8")
+    for name in ("old", "new"):
+        gradscope("dump", f"{name}.py", "--batch-size", 4, folder=repository)
+    done = gradscope("compare", "old.npz", "new.npz", "--format", "github", folder=repository)
+    assert "first differs at `norm`, only in the" in done.output
+    assert done.output.startswith(f"::error file={'new' if added else 'old'}.py,line=14,title="), done.output
 
 
 def test_of_files_with_one_name_that_of_the_target_is_meant(repository: Path) -> None:

@@ -106,6 +106,15 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         assert gradscope_process(option, folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
 
 
+def test_the_version_of_a_checkout_that_is_not_installed_is_unknown() -> None:
+    code = (
+        "import importlib.metadata as m; m.distributions = None; m.Distribution.discover = lambda **_: iter(()); "
+        "from gradscope.cli.main import main; import sys; sys.argv = ['gradscope', '--version']; sys.exit(main())"
+    )
+    done = subprocess.run((sys.executable, "-P", "-c", code), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gradscope unknown\n", "")
+
+
 def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path: Path) -> None:
     for name in ("json", "re", "rich", "signal", "typer", "typing"):
         (tmp_path / f"{name}.py").write_text("raise AssertionError(__file__)")

@@ -154,6 +154,61 @@ def test_a_backward_cause_is_found_in_every_construct(construct: Any) -> None:
     assert "where twice" in found.repair
 
 
+#: Of rows of which one is zero: what throws the result of a root or a quotient away, and what only is downstream of it.
+GUARDED = {
+    "quotient": lambda r: jnp.where(length(r) > 0, r / length(r), 0.0),
+    "norm": lambda r: jnp.where(r[:, :1] != 0, length(r), 0.0),
+    "two of them": lambda r: jnp.where(r[:, :1] != 0, length(r), 0.0) + jnp.where(length(r) > 0, 2 * length(r), 0.0),
+    "elements by hand": lambda r: jax.lax.select(length(r)[:, 0] > 0, jnp.sin(length(r)[:, 0]), r[:, 0]),
+    "reciprocal": lambda r: jnp.where(r > 0, -1 / r, 0.0),
+    "deviation": lambda r: jnp.where(r.std(-1, keepdims=True) > 0, (r - r.mean()) / r.std(-1, keepdims=True), 0.0),
+    "in a loop": lambda r: jax.lax.map(lambda one: jnp.where(one > 0, jnp.sqrt(one), 0.0), jnp.abs(r)),
+}
+NOT_GUARDED = {
+    "logsumexp": lambda r: jax.nn.logsumexp(directions(r), axis=-1),
+    "logsumexp of products": lambda r: jax.nn.logsumexp(directions(r) @ jnp.ones((3, 3)), axis=-1),
+    "leaky": lambda r: jax.nn.leaky_relu(directions(r)),
+    "leaky, of products": lambda r: jax.nn.leaky_relu(directions(r) @ jnp.ones((3, 3))),
+    "rectified by hand": lambda r: jnp.where(directions(r) > 0, directions(r), 0.0),
+    "dead in the next layer": lambda r: jnp.where((h := length(r) @ jnp.ones((1, 2)) - 1e-9) > 0, h, 0.0),
+    "deviation": lambda r: jax.nn.logsumexp((r - r.mean(-1, keepdims=True)) / (r.std(-1, keepdims=True) + 1e-6), -1),
+    "taken": lambda r: jnp.where(length(r) >= 0, directions(r), 0.0),
+    "masked by a product": lambda r: jnp.where(r[:, :1] >= -9, length(r), 1.0) * (r[:, :1] != 0).astype(jnp.float32),
+    "left by a loop": lambda r: jax.lax.map(lambda one: (jnp.where(one > 0, n := length(one[None])[0], 0.0), n), r)[0],
+}
+
+
+def length(rows: Any) -> Any:
+    return jnp.sqrt((rows**2).sum(-1, keepdims=True))
+
+
+def directions(rows: Any) -> Any:
+    return rows / jnp.maximum(length(rows), 1e-6)
+
+
+def origin_of_rows(function: Callable[..., Any]) -> Origin:
+    rows = jnp.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [3.0, 1.0, 2.0]])
+    with np.errstate(all="ignore"):
+        captured = gs.capture(lambda w, x: function(x * w["one"][None]).sum() + w["zero"].sum(), WEIGHTS, rows)
+    (origin,) = captured.manifest.origins
+    return origin
+
+
+@pytest.mark.parametrize("function", GUARDED.values(), ids=GUARDED)
+def test_the_where_that_throws_a_result_away_is_named(function: Callable[..., Any]) -> None:
+    found = origin_of_rows(function)
+    assert (found.direction, "thrown away by the where at test_nonfinite.py" in found.why) == ("backward", True)
+    assert "where twice" in found.repair
+
+
+@pytest.mark.parametrize("function", NOT_GUARDED.values(), ids=NOT_GUARDED)
+def test_a_where_that_is_only_downstream_is_not_said_to_throw_the_result_away(function: Callable[..., Any]) -> None:
+    found = origin_of_rows(function)
+    assert (found.direction, found.primitive, "the where" in found.why) == ("backward", "sqrt", False)
+    assert "where twice" not in found.repair
+    assert "does not change the loss" in found.why
+
+
 @pytest.mark.parametrize("trap", [*FORWARD, *BACKWARD], ids=lambda trap: trap.__name__)
 def test_every_other_cause_is_recognised(trap: Any) -> None:
     found = origin_of(scanned(trap))

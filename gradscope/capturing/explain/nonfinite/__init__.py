@@ -4,6 +4,7 @@
   which `failures` are found.
 - `origin_search` goes back from what is not finite to the operation that made it of finite operands; `births` does so
   for one value.
+- `discards` finds the `where` that throws away what it makes.
 - `causes` says what went wrong in it, and how to mend it.
 
 Why (2026-11): forward, the search compiles a program with a flag for every value; backward, one with flags only of the

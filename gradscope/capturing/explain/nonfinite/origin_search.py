@@ -196,7 +196,7 @@ class _Search:
         kind = "NaN" if np.isnan(failure.value) else "Inf"
         earlier = self._needed(use, failure)
         if earlier is None:
-            diagnosis = backward_diagnosis(use, failure, self._operations)
+            diagnosis = backward_diagnosis(use, failure, self._operations, self._replayed)
             return _First(replay.as_ran(use), failure, diagnosis).origin(
                 "backward", f"sent back the first {kind}: {diagnosis.why}"
             )
@@ -287,4 +287,4 @@ class _Search:
 
 
 def _located(operation: Operation) -> str:
-    return operation.primitive + (f" at {operation.layer.source}" if operation.layer.source else "")
+    return operation.primitive + operation.place

@@ -62,7 +62,7 @@ class Replay:
 
     def forward(self, operation: Operation) -> Failure | None:
         """Returns the first element of an operation's results that is not finite; None where all are finite."""
-        operands = self._operands(operation)
+        operands = self.operands(operation)
         for output in operation.outputs:
             result = self._at(self._values, output)
             if result is not None and first_nonfinite(result) is not None:
@@ -81,7 +81,7 @@ class Replay:
         arrived = {position: jax.device_put(each) for position, each in enumerate(received) if each is not None}
         operands = enumerate(operation.operands)
         chosen = [number for number, operand in operands if isinstance(operand, ValueAt) and operand == to]
-        return backward_failure(operation.equation, self._operands(operation), arrived, chosen) if arrived else None
+        return backward_failure(operation.equation, self.operands(operation), arrived, chosen) if arrived else None
 
     def as_ran(self, operation: Operation) -> Operation:
         """Returns an operation in the iteration that ran: of a `while`, of which only the last is observed, that."""
@@ -93,7 +93,8 @@ class Replay:
         ran = (int(next(counts)) - 1 if loop.length is None else at for at, loop in zip(iteration, loops, strict=True))
         return replace(operation, iteration=tuple(max(at, 0) for at in ran))
 
-    def _operands(self, operation: Operation) -> list[np.ndarray]:
+    def operands(self, operation: Operation) -> list[np.ndarray]:
+        """Returns the operands of an operation."""
         found = (
             self._at(self._values, each) if isinstance(each, ValueAt) else np.asarray(each)
             for each in operation.operands

@@ -27,8 +27,8 @@ _TENSOR: Final = (
     Column(heading="rel_l2 at least", kind="number", priority=1),
     Column(heading="tolerance", kind="text", priority=3),
     Column(heading="statistic", kind="text", priority=2),
-    Column(heading="ref", kind="number", priority=2),
-    Column(heading="cand", kind="number", priority=2),
+    Column(heading="ref", kind="number", priority=2, pair="runs"),
+    Column(heading="cand", kind="number", priority=2, pair="runs"),
 )
 _STAGES: Final = (
     Column(heading="stage", kind="name"),

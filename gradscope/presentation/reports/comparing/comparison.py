@@ -108,8 +108,8 @@ class ComparisonReport:
         )
 
     def annotations(self) -> list[Annotation]:
-        """Returns the verdict, next to the source line of the first divergence."""
-        first = self.comparison.first_divergence.forward or self.comparison.first_divergence.backward
+        """Returns the verdict, next to the source line of what it names first."""
+        first = self.comparison.first_named
         source = None if first is None else first.source
         return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
 

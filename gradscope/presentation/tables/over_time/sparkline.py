@@ -23,6 +23,8 @@ _SHOWN: Final = 1e-6
 def sparkline(values: Sequence[float], width: int, *, unicode: bool) -> str:
     """Returns a series as text: its smallest number is the lowest character, its largest the highest.
 
+    Where all are the same, they are in the middle, but zeros at the bottom.
+
     Args:
         values: The numbers; NaN for one that is missing. Where they are positive and far apart, their logarithms are
             shown.
@@ -45,7 +47,8 @@ def _character(number: float, low: float, high: float, characters: str) -> str:
         return _NOT_FINITE
     # Halves, because the difference of two large numbers overflows.
     is_flat = high / 2 - low / 2 <= _SHOWN / 2 * max(abs(high), abs(low))
-    height = 0.5 if is_flat else (number / 2 - low / 2) / (high / 2 - low / 2)
+    flat = 0.5 if high else 0.0
+    height = flat if is_flat else (number / 2 - low / 2) / (high / 2 - low / 2)
     return characters[min(int(height * len(characters)), len(characters) - 1)]
 
 

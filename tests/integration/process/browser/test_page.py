@@ -359,3 +359,24 @@ def test_an_axis_is_as_wide_as_its_numbers_with_their_signs(browser: Any, tmp_pa
     text = page.evaluate(f"{widest}(document.createElement('canvas').getContext('2d'))")
     assert page.evaluate("document.querySelector('#curves .u-over').offsetLeft") >= text + 15  # a tick, and its gap
     page.close()
+
+
+def test_a_run_that_is_lost_opens_at_the_last_step_with_values_and_names_the_rows_of_its_heat_map(
+    browser: Any, tmp_path: Path
+) -> None:
+    maker = run_maker(run_folder(tmp_path / "run", lost_from=5))
+    (tmp_path / "run.html").write_text(page_html(maker), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    page.goto((tmp_path / "run.html").as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=30_000)
+    assert page.locator("#step output").first.inner_text() == "4, the last with a value to draw along depth"
+    assert page.locator("#step .plot canvas").count() == 1
+    assert page.locator(".heat-names div").all_inner_texts() == ["layer0", "layer1", "layer2"]
+    tops = "[...document.querySelectorAll('.heat-names div, canvas.heat')].map(each => each.getBoundingClientRect())"
+    *rows, heat = page.evaluate(f"{tops}.map(box => [box.top, box.height])")
+    assert [row[0] for row in rows] == pytest.approx([heat[0] + heat[1] / 3 * at for at in range(3)], abs=1)
+    page.locator("input[type=range]").fill("6")
+    assert page.locator("#step output").first.inner_text() == "6"
+    nothing = "There is no value to draw: none is finite and larger than 0."
+    assert nothing in page.locator("#step .note").all_inner_texts()
+    page.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -27,9 +27,10 @@ from gradscope.capturing.explain.nonfinite.causes.repairs import (
     numbers,
     overflow,
 )
+from gradscope.capturing.explain.nonfinite.discards import discarding_where
 from gradscope.capturing.explain.nonfinite.failures import Failure
+from gradscope.capturing.explain.nonfinite.replay import Replay
 from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
-from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import sub_jaxprs
 from gradscope.tracing.lookup.operations import Operation, Operations
 
@@ -55,24 +56,25 @@ _DEFINED: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
     "erf_inv": (lambda x: abs(x) <= 1, CLIP_INSIDE),
     "acosh": (lambda x: x >= 1, CLIP_INSIDE),
 }
-#: How many operations downstream are looked at for the one that throws a result away.
-_NEAR: Final = 40
 
 
-def backward_diagnosis(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
+def backward_diagnosis(
+    operation: Operation, failure: Failure, operations: Operations, replayed: Callable[[Sequence[Operation]], Replay]
+) -> Diagnosis:
     """Returns what made a gradient that is not finite, as a clause, and its repair.
 
     Args:
         operation: The operation whose backward rule returned it.
         failure: Its first such element.
         operations: All operations, to find the readers of the result.
+        replayed: Replays operations, for what they read.
     """
     if failure.equation.primitive.name.startswith("custom_vjp"):
         return _of_rule(failure)
     cause = _cause(operation, failure, operations)
     if _received(failure) == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, CLIP_NEGATIVE, BASE_POSITIVE, NORM):
-        where = _thrown_away_by(operation, operations)
-        away = f"is thrown away by the {where}" if where else "does not change the loss"
+        where = discarding_where(operation, failure, operations, replayed)
+        away = f"is thrown away by the where{where.place}" if where else "does not change the loss"
         why = f"{cause.why}; its result {away}, so that the gradient that comes back is 0, and 0 times infinity is NaN"
         cause = Diagnosis(why, WHERE_TWICE if where else cause.repair)
     return with_lost_epsilon(cause, operation, operations)
@@ -248,22 +250,6 @@ def _finite(failure: Failure) -> bool:
 def _wide(array: Any) -> np.ndarray:
     host = np.asarray(array)
     return host if host.dtype.kind in "fciub" else host.astype(np.float32)
-
-
-def _thrown_away_by(operation: Operation, operations: Operations) -> str:
-    """Returns the `where` downstream, with its line, that drops an operation's result; "" where there is none."""
-    waiting: list[ValueAt] = list(operation.outputs)
-    seen: set[ValueAt] = set(waiting)
-    for _ in range(_NEAR):
-        if not waiting:
-            break
-        for reader in operations.readers(waiting.pop(0)):
-            if reader.primitive == "select_n":
-                return f"where at {reader.layer.source}" if reader.layer.source else "where"
-            fresh = [output for output in reader.outputs if output not in seen]
-            seen.update(fresh)
-            waiting += fresh
-    return ""
 
 
 def _of_squares(operation: Operation, operations: Operations) -> bool:

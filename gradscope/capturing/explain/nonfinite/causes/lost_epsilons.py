@@ -59,7 +59,6 @@ def _is_lost(operand: Any) -> bool:
 
 def _stated(diagnosis: Diagnosis, stating: Operation) -> Diagnosis:
     dtype = stating.equation.outvars[0].aval.dtype
-    at = f" at {stating.layer.source}" if stating.layer.source else ""
-    why = f"{diagnosis.why}; what {_STATED[stating.primitive]}{at} is 0 in {dtype}"
+    why = f"{diagnosis.why}; what {_STATED[stating.primitive]}{stating.place} is 0 in {dtype}"
     smallest = float(jnp.finfo(dtype).tiny)
     return Diagnosis(why, f"{LARGER_EPSILON} (the smallest normal {dtype} is {smallest:.2g}), or {WIDER}")

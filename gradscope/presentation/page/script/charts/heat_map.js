@@ -12,6 +12,8 @@ import { numberText, printable } from "../parts/text.js";
 const LEAST_ROW_PIXELS = 3;
 const MOST_ROW_PIXELS = 18;
 const HEIGHT = 420;
+/** What a name beside its row takes. */
+const NAME_PIXELS = 14;
 const COLOURS = "red has elements that are not finite, grey has no number";
 
 export class HeatMap {
@@ -22,10 +24,11 @@ export class HeatMap {
     this.parts = { title: "", names: [], steps: [], values: () => NaN, broken: () => 0 };
     this.at = { row: 0, step: 0 };
     this.canvas = element("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": "heat map of layers against steps" });
+    this.names = element("div", { class: "heat-names", "aria-hidden": "true" });
     this.readout = element("output", { class: "readout" });
     this.scale = element("p", { class: "note" });
     const buttons = [element("button", { type: "button", click: () => this.saveCsv() }, "CSV"), element("button", { type: "button", click: () => this.saveSvg() }, "SVG")];
-    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.readout, this.scale, element("div", { class: "controls" }, ...buttons));
+    this.box = element("div", {}, element("div", { class: "heat-box" }, this.names, this.canvas), this.readout, this.scale, element("div", { class: "controls" }, ...buttons));
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => {
       this.point(event);
@@ -57,6 +60,7 @@ export class HeatMap {
     this.canvas.height = rows;
     const pixels = Math.min(Math.max(HEIGHT / rows, LEAST_ROW_PIXELS), MOST_ROW_PIXELS);
     this.canvas.style.height = `${rows * pixels}px`;
+    this.nameRows(pixels);
     const context = this.canvas.getContext("2d");
     if (context === null) return;
     const image = context.createImageData(columns, rows);
@@ -70,6 +74,19 @@ export class HeatMap {
     });
     context.putImageData(image, 0, 0);
     this.scale.textContent = high > 0 ? `dark ${numberText(low)} to bright ${numberText(high)}, logarithmic; ${COLOURS}` : `none is larger than zero; ${COLOURS}`;
+  }
+
+  /** Writes the names of tensors beside their rows, of every row for which there is room. @param {number} pixels of a row */
+  nameRows(pixels) {
+    const { names } = this.parts;
+    const every = Math.ceil(NAME_PIXELS / pixels);
+    const named = names.filter((_, row) => row % every === 0).map((name, at) => {
+      const own = element("div", { title: printable(name) }, printable(name.slice(name.indexOf("/") + 1)));
+      own.style.height = `${Math.min(every, names.length - at * every) * pixels}px`;
+      own.style.lineHeight = `${every === 1 ? pixels : NAME_PIXELS}px`;
+      return own;
+    });
+    this.names.replaceChildren(...named);
   }
 
   /** @param {MouseEvent} event */

@@ -97,7 +97,9 @@ export class LineChart {
     const floor = this.floor();
     const values = lines.map((line) => line.values.map((value) => this.drawn(value, floor)));
     if (!values.some((line) => line.some(isKnown))) {
-      this.area.replaceChildren(element("p", { class: "note" }, "There is no value to draw."));
+      const given = lines.some((line) => line.values.some((value) => value !== undefined));
+      const why = given ? `: none is finite${this.parts.logarithmic ? " and larger than 0" : ""}` : "";
+      this.area.replaceChildren(element("p", { class: "note" }, `There is no value to draw${why}.`));
       return;
     }
     this.plot = new uPlot(this.options(width, floor, values), [positions, ...values], this.area);

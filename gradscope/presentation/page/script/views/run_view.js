@@ -16,6 +16,12 @@ const NOISY = "examples, ratio";
 
 /** @typedef {{label: string, steps: number[], values: (number | null)[], run?: RunData, dashed?: boolean}} Curve */
 
+/** The last step at which a layer has a value that is drawn along depth; undefined where none has. @param {RunData} run */
+function lastDrawn(run) {
+  const rows = run.keys.map((_, row) => row).filter((row) => ["activation", "activation_grad"].includes(family(run.keys[row] ?? "")));
+  return run.steps.findLast((_, at) => rows.some((row) => Number(run.cell(row, "rms", "number", at)) > 0));
+}
+
 export class RunView {
   /** @param {RunData[]} runs the reference first @param {Content} content */
   constructor(runs, content) {
@@ -113,11 +119,13 @@ export class RunView {
   followStep() {
     this.run = this.runs.find((run) => run.name === selected("of")) ?? this.runs[0];
     this.list.value = this.run?.name ?? "";
-    const at = this.run?.positionFrom(this.stepOf("step", this.last)) ?? -1;
+    const usual = this.run === undefined ? this.last : lastDrawn(this.run) ?? this.last;
+    const at = this.run?.positionFrom(this.stepOf("step", usual)) ?? -1;
     this.slider.max = String(Math.max((this.run?.steps.length ?? 0) - 1, 0));
     this.slider.value = String(at);
     this.step = this.run?.steps[at] ?? 0;
-    this.place.textContent = at < 0 ? "none was recorded" : `${this.step}`;
+    const isBefore = this.step === usual && usual !== this.run?.steps.at(-1);
+    this.place.textContent = at < 0 ? "none was recorded" : `${this.step}${isBefore ? ", the last with a value to draw along depth" : ""}`;
     this.drawStep(at);
   }
 
@@ -231,7 +239,9 @@ export class RunView {
     const of = this.runs.map((run) => run.keys.filter((key) => ["activation", "activation_grad"].includes(family(key))));
     const own = of.find((keys) => keys.length > 0) ?? [];
     const layers = innermost([...new Set(own.map((key) => key.slice(key.indexOf("/") + 1)))]);
-    const lines = ["activation", "activation_grad"].flatMap((name) => this.runs.map((run) => this.depthLine(run, name, layers))).filter((line) => line.values.some((value) => typeof value === "number"));
+    const every = ["activation", "activation_grad"].flatMap((name) => this.runs.map((run) => this.depthLine(run, name, layers)));
+    const known = every.filter((line) => line.values.some((value) => typeof value === "number"));
+    const lines = known.length > 0 ? known : every.filter((line) => line.values.includes(null)); // a chart of none says why
     const groups = this.several ? ["activation", "activation_grad"] : [""];
     const charts = layers.length < 2 ? [] : groups.map((group) => ({ group, lines: lines.filter((line) => group === "" || line.family === group) }));
     this.depthCharts = charts.filter((chart) => chart.lines.length > 0).map((chart) => new LineChart({
