@@ -136,8 +136,8 @@ def _directions(
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
         names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
-        rest = f"{_uncapitalised(forward)}, the gradients of activations agree, and those of {names} do not"
-        return [f"Backward only: {rest}"]
+        agree = "so do the gradients of activations" if forward.endswith("agrees") else "gradients of activations agree"
+        return [f"Backward only: {_uncapitalised(forward)}, and {agree}, but not those of {names}"]
     return [each for each in (forward, backward) if each]
 
 

@@ -151,12 +151,14 @@ def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
 
 def test_of_many_steps_the_side_with_fewer_comes_first_and_a_loop_is_one_name() -> None:
     def rows(status: str, *names: str) -> list[Any]:
-        return [SimpleNamespace(name=name, status=status) for name in names]
+        return [SimpleNamespace(name=name, status=status, likely="") for name in names]
 
     steps = rows("extra", *(f"cell[{at}]/{name}" for at in range(3) for name in ("read", "state")), "flipped")
     layer = rows("missing", "gru.1")
-    assert sentence._by_side([*steps, *layer]) == [("reference", ["gru.1"]), ("candidate", ["cell[*]", "flipped"])]
-    assert sentence._by_side([*steps[:2], *layer])[0] == ("candidate", ["cell[0]/read", "cell[0]/state"])
+    assert sentence._by_side([*steps, *layer]) == [("reference", layer), ("candidate", steps)]
+    assert sentence._by_side([*steps[:2], *layer])[0] == ("candidate", steps[:2])
+    words = "`gru.1` is only in the reference and `cell[*]`, `flipped` are only in the candidate"
+    assert sentence._alone([*steps, *layer]) == words
 
 
 def test_the_gradient_of_a_parameter_that_no_layer_uses_follows_from_what_differs_forward() -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from jax import Array
 
 import gradscope as gs
+from tests.integration.command import python
+from tests.integration.test_readme import REPOSITORY, steps
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -133,3 +135,13 @@ def test_a_probed_step_says_how_it_takes_a_module_and_leaves_a_static_one_to_jax
             step(NET, ARRAYS, BATCH)
         assert "params, static = eqx.partition(module, eqx.is_inexact_array)" in str(caught.value.hint)
         step(ARRAYS, ARRAYS, BATCH)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_the_loop_of_the_guide_runs_as_it_is_written(tmp_path: Path) -> None:
+    texts = [each.text for each in steps(REPOSITORY / "docs" / "guides" / "training-loops.md")]
+    (text,) = [each for each in texts if "import equinox" in each]
+    (tmp_path / "loop.py").write_text(text, encoding="utf-8")
+    done = python(tmp_path / "loop.py", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert (tmp_path / "equinox").is_dir()
