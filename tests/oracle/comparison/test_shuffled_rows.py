@@ -15,7 +15,7 @@ from gradscope.api.reading import Dump
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipe_steps import Reorder
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_rows
+from gradscope.comparison.pairing.inference.shuffled_blocks import reordered_rows, shuffled_rows
 
 _draw = np.random.default_rng(53).normal
 HEADS, EACH, WIDTH, HIDDEN = 2, 4, 6, 10
@@ -172,6 +172,16 @@ def test_rows_that_are_none_or_several_of_the_parts_show_no_order() -> None:
     assert shuffled_rows(packed + 1e-3, {"one": one, "other": other}) is None
     assert shuffled_rows(packed, {"one": one, "other": other, "again": one.copy()}) is None
     assert shuffled_rows(packed[:7], {"one": one, "other": other}) is None
+
+
+def test_rows_are_those_along_an_axis_that_both_tensors_have() -> None:
+    one = _draw(size=(4, 6))
+    moved = one[[2, 0, 3, 1]]
+    for other in (moved, moved.T):
+        (layout,) = reordered_rows(one, other)
+        assert np.array_equal(layout.read(other), one)
+    for other in (moved.reshape(24), moved[None], moved[..., None]):
+        assert reordered_rows(one, other) == reordered_rows(other, one) == ()
 
 
 def test_the_order_of_many_blocks_is_described_by_their_number() -> None:

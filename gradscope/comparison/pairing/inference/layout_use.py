@@ -43,9 +43,12 @@ class LayoutUse:
         self._search = search
         self._matches = {dumps.ref.resolve(match.ref): match for match in matches}
         self._readers: defaultdict[str, list[Layer]] = defaultdict(list)
+        self._users: defaultdict[str, list[Layer]] = defaultdict(list)
         for layer in dumps.ref.manifest.layers:
             for name in layer.inputs:
                 self._readers[name].append(layer)
+            for name in layer.params:
+                self._users[name].append(layer)
 
     def borne_out(self, known: Mapping[Match, AxisLayout], usual: _Usual) -> dict[Match, AxisLayout]:
         """Returns the layouts with those of activations that nothing bears out replaced by the usual layout.
@@ -77,7 +80,7 @@ class LayoutUse:
         found = dict(known)
         for match in differing:
             family, name = split_key(match.ref)
-            layers = [layer for layer in self._dumps.ref.manifest.layers if family == PARAM and name in layer.params]
+            layers = self._users[name] if family == PARAM else []
             if any(self._agrees(output, known) for layer in layers for output in layer.outputs):
                 self._move_rows(match, found)
                 for key in (key_of(ACTIVATION, each) for layer in layers for each in layer.inputs):

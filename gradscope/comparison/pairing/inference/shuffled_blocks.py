@@ -125,22 +125,21 @@ def reordered_rows(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     """
     if ref.size == 0 or not math.isclose(norm_of(ref), norm_of(cand), rel_tol=SAME):
         return ()
-    for layout in layouts(ref.shape, cand.shape):
+    # Rows are those along an axis: no axis is split or merged.
+    for layout in (each for each in layouts(ref.shape, cand.shape) if each.split == cand.shape):
         made = layout.read(cand)
-        for joined, count in enumerate(ref.shape) if made.shape == ref.shape else ():
-            found = (
-                shuffled_rows(np.moveaxis(ref, joined, 0), {"": np.moveaxis(made, joined, 0)}) if count > 1 else None
-            )
+        for joined in (at for at, count in enumerate(ref.shape) if count > 1 and made.shape == ref.shape):
+            found = shuffled_rows(np.moveaxis(ref, joined, 0), {"": np.moveaxis(made, joined, 0)})
             if found is not None:
                 axis = layout.axes[joined]
-                of_row, shape = (
-                    [1 if each == at else n for each, n in enumerate(sizes)]
-                    for at, sizes in ((axis, cand.shape), (joined, ref.shape))
-                )
-                return (
-                    AxisLayout(tuple(of_row), layout.axes, tuple(shape), blocks=BlockOrder(axis, joined, found[1])),
-                )
+                split, shape = (_of_one_row(*each) for each in ((cand.shape, axis), (ref.shape, joined)))
+                return (AxisLayout(split, layout.axes, shape, blocks=BlockOrder(axis, joined, found[1])),)
     return ()
+
+
+def _of_one_row(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Returns the shape of one row along an axis."""
+    return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
 def reordered(array: Array, blocks: Sequence[int], axis: int) -> Array:
