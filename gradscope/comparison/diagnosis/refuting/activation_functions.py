@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+
+#: How many places for each unit there are at which erf is computed.
+_ERF_STEPS: Final = 256
 
 #: A function of single elements.
 Elementwise: TypeAlias = Callable[[Array], Array]
@@ -20,7 +24,25 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return np.array([math.erf(each) for each in x.flat]).reshape(x.shape)
+    """Returns the error function by its Taylor series of third order at the nearest of some places.
+
+    NumPy has no such function, and Python's takes numbers one by one. With e = 2/sqrt(pi) exp(-x^2), the derivatives of
+    erf are e, -2xe and (4x^2 - 2)e; a place is at most 1/512 away, which makes an absolute error below 1e-11.
+    """
+    places, values = _erf_places()
+    near = np.rint((np.clip(x, places[0], places[-1]) - places[0]) * _ERF_STEPS)
+    at = np.where(np.isnan(near), 0, near).astype(np.int64)
+    place = places[at]
+    step = np.clip(x, places[0], places[-1]) - place
+    slope = 2 / math.sqrt(math.pi) * np.exp(-np.square(place))
+    return values[at] + slope * step * (1 - step * (place - step * (2 * np.square(place) - 1) / 3))
+
+
+@cache
+def _erf_places() -> tuple[Array, Array]:
+    """Returns places from -6 to 6, behind which erf is one to the last digit, and its values there."""
+    places = np.arange(-6 * _ERF_STEPS, 6 * _ERF_STEPS + 1) / _ERF_STEPS
+    return places, np.array([math.erf(each) for each in places.tolist()])
 
 
 def _selu(x: Array) -> Array:

@@ -25,6 +25,9 @@ from gradscope.arrays.blocks import Array
 _MOST_PRODUCTS: Final = 1 << 29
 _MOST_ELEMENTS: Final = 1 << 24
 
+#: The most elements at any distance that are copied at once.
+_MOST_AT_ONCE: Final = 1 << 22
+
 #: The largest number of features whose order is found.
 _MOST_FEATURES: Final = 4096
 
@@ -88,27 +91,39 @@ class KernelForm:
             read = read.reshape(len(arriving), -1)
         swapped = math.prod(read.shape[1:-1]) < math.prod(arriving.shape[1:-1])
         large, small = (arriving, read) if swapped else (read, arriving)
-        found = np.stack([part.T @ small.reshape(-1, small.shape[-1]) for part in self._parts(large, small)])
+        windows, axes = self._windows(large, small), range(small.ndim - 1)
+        count, elements = max(1, _MOST_AT_ONCE // windows[0].size), range(windows.ndim - small.ndim, windows.ndim - 1)
+        some = (windows[start : start + count] for start in range(0, len(windows), count))
+        made = np.concatenate([np.tensordot(each, small, (elements, axes)) for each in some])
+        found = made.reshape(-1, *made.shape[-2:])
         found = found.swapaxes(1, 2) if swapped else found
         groups = found.shape[1] // inputs
         outputs = np.arange(found.shape[2])
         first = outputs // (found.shape[2] // groups) * inputs  # the first input of the group that an output is in
         return found[:, first[None, :] + np.arange(inputs)[:, None], outputs[None, :]]
 
-    def _parts(self, large: Array, small: Array) -> Iterator[Array]:
-        """Yields what lies at each distance from the elements of the smaller array, as `[elements, channels]`."""
+    def _windows(self, large: Array, small: Array) -> Array:
+        """Returns what lies at each distance from the elements of the smaller array.
+
+        Returns:
+            A view of the shape `[distances, ..., elements, ..., channels]`; of a dense layer with a single distance.
+        """
         sizes, reaches = small.shape[1:-1], _reaches(large.shape[1:-1], self.reach)
         ends = [
             max(0, stride * (size - 1) + 1 + reach - own)
             for stride, size, reach, own in zip(self.strides, sizes, reaches, large.shape[1:-1], strict=True)
         ]
         padded = np.pad(large, [(0, 0), *zip(reaches, ends, strict=True), (0, 0)], mode=self.padding)
-        for distances in itertools.product(*(range(-reach, reach + 1) for reach in reaches)):
-            places = tuple(
-                slice(reach + distance, reach + distance + stride * (size - 1) + 1, stride)
-                for reach, distance, stride, size in zip(reaches, distances, self.strides, sizes, strict=True)
-            )
-            yield padded[:, *places].reshape(-1, large.shape[-1])
+        spans = tuple(stride * (size - 1) + 1 for stride, size in zip(self.strides, sizes, strict=True))
+        space = tuple(range(1, padded.ndim - 1))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, space)
+        within = (slice(2 * reach + 1) for reach in reaches)
+        elements = (slice(None, None, stride) for stride in self.strides)
+        # As `[examples, distances, ..., channels, elements, ...]` so far.
+        found = windows[:, *within, :, *elements]
+        count = len(space)
+        order = (*range(1, 1 + count), 0, *range(2 + count, 2 + 2 * count), 1 + count)
+        return found.transpose(order) if count else found[None]
 
 
 def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -16,9 +16,9 @@ from tests.support.ports.port import Port, Program, captured, named_first
 BY_NAME = {port.name: port for port in PORTS}
 
 FAULTS = [
-    ("a text encoder", "scale"),
     ("a vision transformer", "padding"),
-    ("a network of depthwise convolutions", "not flipped"),
+    pytest.param("a text encoder", "scale", marks=pytest.mark.slow),
+    pytest.param("a network of depthwise convolutions", "not flipped", marks=pytest.mark.slow),
 ]
 
 
@@ -51,7 +51,9 @@ def compared(port: Port, fault: str, made: Callable[[Program], Program] = in_bfl
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        *((name, in_bfloat16) for name in dict(FAULTS)),
+        ("a vision transformer", in_bfloat16),
+        pytest.param("a text encoder", in_bfloat16, marks=pytest.mark.slow),
+        pytest.param("a network of depthwise convolutions", in_bfloat16, marks=pytest.mark.slow),
         ("an LSTM with a kernel for each gate", in_bfloat16),  # whose state is in float32
         ("a decoder with grouped queries", with_bfloat16),  # whose packed parameters are rounded
     ],

@@ -20,9 +20,10 @@ from gradscope.comparison.diagnosis.likely.layers.kernels.sampled_products impor
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.correlations import Padding, convolutions, matrices
 
-#: The numbers of elements that are computed: first, and of those that fit.
+#: The numbers of elements that are computed: first, of those that fit, and of which all functions are computed.
 _FIRST: Final = 8
 _SAMPLE: Final = 64
+_FEW: Final = 2
 
 #: The largest number of products for one place of the taps, and of the places that are tried.
 _MOST_PRODUCTS: Final = 1 << 22
@@ -238,9 +239,13 @@ class KernelSearch:
         added = dict[int | None, Array]({None: np.zeros(len(expected))})
         added |= {at: bias[elements[-1]] for at, bias in self.biases.items()}
         sums, biases = products + np.stack([*added.values()])[:, None], [*added]
-        for words, function in _FUNCTIONS.items():
-            errors = np.square(function(sums) - expected).sum(-1)
-            for at, found in np.argwhere(errors <= limit**2).tolist():
+        made = np.stack([function(sums[..., :_FEW]) for function in _FUNCTIONS.values()])
+        near = np.square(made - expected[:_FEW]).sum(-1) <= limit**2
+        for (words, function), possible in zip(_FUNCTIONS.items(), near, strict=True):
+            if not possible.any():
+                continue
+            errors = np.square(function(sums[possible]) - expected).sum(-1)
+            for at, found in np.argwhere(possible)[errors <= limit**2].tolist():
                 flipped = tuple(sorted(form.axes[axis] for axis in self._flips[found % count]))
                 yield KernelUse(
                     axes=form.axes,
