@@ -65,6 +65,23 @@ class Reshape:
 
 
 @dataclass(frozen=True, slots=True)
+class ReshapeEach:
+    """ReshapeEach gives each of several arrays a shape of its own, as `Reshape` does."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @implements(RecipeStep)
+    def apply(self, arrays: list[Array]) -> list[Array]:
+        if len(self.shapes) != len(arrays):
+            raise ValueError(f"{len(self.shapes)} shapes are not those of {len(arrays)} arrays")
+        return [array.reshape(shape) for array, shape in zip(arrays, self.shapes, strict=True)]
+
+    @implements(RecipeStep)
+    def spelling(self) -> dict[str, Json]:
+        return {"reshape": [list(shape) for shape in self.shapes]}
+
+
+@dataclass(frozen=True, slots=True)
 class Flip:
     """Flip reverses each array along some axes, as `numpy.flip` does."""
 

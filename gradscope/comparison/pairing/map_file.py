@@ -33,6 +33,7 @@ from gradscope.comparison.layout.recipe_steps import (
     RecipeStep,
     Reorder,
     Reshape,
+    ReshapeEach,
     Split,
     Stack,
     Sum,
@@ -156,13 +157,24 @@ def _are_integers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_integer, value))
 
 
+def _are_shapes(value: object) -> bool:
+    """Returns whether a value is a shape, or a list of shapes."""
+    return _are_integers(value) or (isinstance(value, list) and all(map(_are_integers, value)))
+
+
+def _reshape(value: list[Any]) -> RecipeStep:
+    if value and isinstance(value[0], list):
+        return ReshapeEach(tuple(map(tuple, value)))
+    return Reshape(tuple(value))
+
+
 def _is_parts(value: Any) -> bool:
     return (_are_integers(value) and min(value, default=0) > 0) or (_is_integer(value) and value > 0)
 
 
 _STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], RecipeStep]]]] = {
     "transpose": (_are_integers, lambda axes: Transpose(tuple(axes))),
-    "reshape": (_are_integers, lambda shape: Reshape(tuple(shape))),
+    "reshape": (_are_shapes, _reshape),
     "flip": (_are_integers, lambda axes: Flip(tuple(axes))),
     "reorder": (_are_integers, lambda order: Reorder(tuple(order))),
     "unstack": (_is_integer, Unstack),

@@ -9,7 +9,8 @@ So is the name of the model itself, where a layer inside of the other model has 
 `encoder` of another class.
 
 So are the numbers of what a layer returns where it returns another number of values: as that of a layer inside of a
-gradient, which keeps what the backward pass needs.
+gradient, which keeps what the backward pass needs. And so is the name of a parameter with another number of elements,
+which may be a part of one that is packed.
 
 So are the names of operations in a scope of other operations (`operation_names`). They count behind values where the
 shapes are equal.
@@ -24,7 +25,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gradscope.comparison.pairing.inference.other_sizes.repeated_values import repeat_in
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
@@ -34,7 +35,10 @@ from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNa
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+
+#: The families of parameters and their gradients.
+_OF_PARAMETERS: Final = (PARAM, PARAM_GRAD)
 
 
 class _Maker(NamedTuple):
@@ -87,12 +91,16 @@ def uncertain(find: Pass) -> Pass:
             return
         operations = OperationNames(dumps)
         refutes, names = _Parameters(dumps, unmatched).refute, LearntNames(unmatched.matched)
-        possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _may_agree(dumps, each))
-        yield from (
-            each for each in possible
-            if not refutes(each) and not names.refute(split_key(each.ref)[1], split_key(each.cand)[1])
-            and not (operations.mislead(split_key(each.ref)[1]) and _differ_in_shape(dumps, each))
-        )  # fmt: skip
+        known = {split_key(key)[1] for each in _of_parameters(unmatched) for key in (each.ref, *each.recipe.keys)}
+        for match in (each for each in find(dumps, unmatched) if is_uncertain(each)):
+            (family, one), (_, other) = split_key(match.ref), split_key(match.cand)
+            if family in _OF_PARAMETERS:
+                refuted = not known.isdisjoint((one, other))
+            else:
+                refuted = not _may_agree(dumps, match) or refutes(match) or names.refute(one, other)
+                refuted = refuted or (operations.mislead(one) and _differ_in_shape(dumps, match))
+            if not refuted:
+                yield match
 
     return found
 
@@ -112,9 +120,7 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
     operations = OperationNames(dumps)
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
-    def is_uncertain(match: Match) -> bool:
-        if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
-            return False
+    def is_of_others(match: Match) -> bool:
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
         if returned[0].get(one) != returned[1].get(other) or operations.mislead(one) or operations.mislead(other):
             return True
@@ -129,19 +135,28 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
             return False
         return own.params != others.params and own.forms().isdisjoint(others.forms())
 
+    def is_uncertain(match: Match) -> bool:
+        family, _ = split_key(match.ref)
+        if not match.recipe.plain or family in _OF_PARAMETERS:
+            return match.recipe.plain and _differ_in_size(dumps, match)
+        return family in (ACTIVATION, ACTIVATION_GRAD) and is_of_others(match)
+
     return is_uncertain
 
 
 def _may_agree(dumps: Dumps, match: Match) -> bool:
     """Returns whether two tensors are as large as each other, or one repeats what the other has, or is its gradient."""
-    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
-    if math.prod(one.shape) == math.prod(other.shape):
+    if not _differ_in_size(dumps, match):
         return True
-    value = match if one.family == ACTIVATION else _of_values(match)
-    known = frozenset(dumps.ref.keys()), frozenset(dumps.cand.keys())
-    return (
-        value is not None and value.ref in known[0] and value.cand in known[1] and repeat_in(dumps, value) is not None
-    )
+    value = match if split_key(match.ref)[0] == ACTIVATION else _of_values(match)
+    if value is None or value.ref not in {*dumps.ref.keys()} or value.cand not in {*dumps.cand.keys()}:
+        return False
+    return repeat_in(dumps, value) is not None
+
+
+def _differ_in_size(dumps: Dumps, match: Match) -> bool:
+    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
+    return math.prod(one.shape) != math.prod(other.shape)
 
 
 def _differ_in_shape(dumps: Dumps, match: Match) -> bool:

@@ -14,6 +14,7 @@ from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
     RecipeStep,
     Reshape,
+    ReshapeEach,
     Split,
     Stack,
     Transpose,
@@ -52,7 +53,7 @@ class JoinedAxes(NamedTuple):
 
 
 class PlainShape(NamedTuple):
-    """PlainShape has the shape of tensors as stored, and without axes of one element; -1 where their sizes differ."""
+    """PlainShape has the shape of a tensor as stored, and without axes of one element."""
 
     stored: Shape
     plain: Shape
@@ -66,19 +67,47 @@ class PlainShape(NamedTuple):
         return (Reshape(self.stored),) if self.stored != self.plain else ()
 
 
-def common_shape(parts: Sequence[tuple[Shape, Shape]]) -> PlainShape | None:
-    """Returns how all parts are reshaped; None where no one reshape does that for all of them.
+class PlainShapes(NamedTuple):
+    """PlainShapes has the shapes of several tensors as stored, and one without axes of one element that all can have.
 
-    Args:
-        parts: The shape of each as it is stored, and without axes of one element.
+    Attributes:
+        stored: The shape of each; one for all, -1 where their sizes differ, where it is a reshape of all of them.
+        plain: The shape that a reshape gives each; -1 where the sizes differ.
     """
-    if len({(len(stored), len(plain)) for stored, plain in parts}) != 1:
-        return None
-    stored, plain = (
-        tuple(sizes[0] if len({*sizes}) == 1 else -1 for sizes in zip(*shapes, strict=True))
-        for shapes in zip(*parts, strict=True)
-    )
-    return PlainShape(stored, plain) if stored.count(-1) <= 1 and plain.count(-1) <= 1 else None
+
+    stored: tuple[Shape, ...]
+    plain: Shape
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Shape, Shape]]) -> PlainShapes | None:
+        """Returns the shapes; None where no one reshape makes the plain ones.
+
+        Args:
+            parts: The shape of each tensor as it is stored, and without axes of one element, or with one along which
+                they are joined.
+        """
+        stored, plain = [own for own, _ in parts], _sizes_of_all([each for _, each in parts])
+        if plain.count(-1) > 1:
+            return None
+        if len({*map(len, stored)}) > 1:
+            return cls(tuple(stored), plain)
+        return cls((known,), plain) if (known := _sizes_of_all(stored)).count(-1) <= 1 else None
+
+    def steps(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the plain shapes."""
+        return (Reshape(self.plain),) if self.stored != (self.plain,) else ()
+
+    def inverse(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the shapes as stored."""
+        first, *others = self.stored
+        if others:
+            return (ReshapeEach(self.stored),)
+        return (Reshape(first),) if first != self.plain else ()
+
+
+def _sizes_of_all(shapes: Sequence[Shape]) -> Shape:
+    """Returns the sizes of shapes of as many axes; -1 where they differ."""
+    return tuple(sizes[0] if len({*sizes}) == 1 else -1 for sizes in zip(*shapes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +117,7 @@ class JoinedParts:
     Where `blocks` are stated, the parts are joined and cut into so many equal blocks along the axis `across`, which are
     in that order in the tensor. Where the tensor has the parts stacked, and their blocks in that order all the same, it
     does so along the axis `stacked`. All this is about shapes without axes of one element: `whole` is that of the
-    tensor, and `each` that of its parts. `matched_by` is the pass: by values, or only by the names of others that
+    tensor, and `each` those of its parts. `matched_by` is the pass: by values, or only by the names of others that
     values show.
     """
 
@@ -98,7 +127,7 @@ class JoinedParts:
     axis: int
     axes: JoinedAxes
     whole: PlainShape
-    each: PlainShape
+    each: PlainShapes
     blocks: tuple[int, ...] = ()
     across: int = 0
     stacked: int | None = None

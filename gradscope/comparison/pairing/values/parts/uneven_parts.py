@@ -7,7 +7,8 @@ axes. Where a value is wrong, those of another block of the network show what th
 The parts may also be cut into blocks that are joined in another order (`shuffled_blocks`): a GRU has two gates in one
 kernel and the third in another, and a packed projection has query, key and value of each head side by side. Parts of
 one shape may have an axis for the heads, as in Flax. Or the tensor has its gates in another order along the other axis,
-as the kernel of an LSTM for the input and the state. Parts that are joined or stacked may have their single rows in
+as the kernel of an LSTM for the input and the state. A part that is a single row may have no axis for that, as a class
+token that is the first row of a table in one program. Parts that are joined or stacked may have their single rows in
 another order, as keys whose halves are interleaved in one program. Axes of one element do not count: a convolution of
 width 1 in one program is a dense layer in the other.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from typing import Final, NamedTuple
@@ -29,7 +30,7 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.values.parts.joined_tensors import JoinedAxes, JoinedParts, PlainShape, common_shape
+from gradscope.comparison.pairing.values.parts.joined_tensors import JoinedAxes, JoinedParts, PlainShape, PlainShapes
 from gradscope.comparison.pairing.values.parts.part_candidates import ShiftedNames, constant_of, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -154,21 +155,37 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
         for find, (shape, axes) in product(WAYS, list(possible)):
-            own = {
-                single: axes.of(array)
-                for single, array in arrays.items()
-                if (array.shape == shape if shape else array.ndim == view.array.ndim)
-            }
-            for axis in view.axes if len(own) > 1 else ():
-                if (found := find(view.array, own, axis, tolerance)) is None:
+            for axis in view.axes:
+                own = dict(_along(arrays, view, shape, axes, axis))
+                if len(own) < 2 or (found := find(view.array, own, axis, tolerance)) is None:
                     continue
-                each = common_shape([(read[part].shape, arrays[part].shape) for part in found.parts])
+                sizes = tuple(own[part].shape[axis] for part in found.parts)
+                plain = (_lifted(arrays[part].shape, view, axes.order[axis]) for part in found.parts)
+                each = PlainShapes.of([*zip((read[part].shape for part in found.parts), plain, strict=True)])
                 if each is not None:
-                    sizes = tuple(own[part].shape[axis] for part in found.parts)
                     whole = PlainShape(stored, packed.shape)
                     order = (found.blocks, found.across)
                     return JoinedParts(key, found.parts, sizes, axis, axes, whole, each, *order, view.stacked)
     return None
+
+
+def _along(
+    arrays: Mapping[str, Array], view: _View, shape: Shape, axes: JoinedAxes, axis: int
+) -> Iterator[tuple[str, Array]]:
+    """Yields what may be joined along an axis: a single row may have no axis for that, beside parts that have one."""
+    rank = view.array.ndim
+    if all(array.ndim != rank for array in arrays.values()) and not shape:
+        return
+    for single, array in arrays.items():
+        if array.shape == shape if shape else array.ndim == rank:
+            yield single, axes.of(array)
+        elif not shape and array.ndim == rank - 1 and view.stacked is None:
+            yield single, axes.of(array.reshape(_lifted(array.shape, view, axes.order[axis])))
+
+
+def _lifted(shape: Shape, view: _View, axis: int) -> Shape:
+    """Returns the shape of a part, with an axis of one element where it has none to be joined along."""
+    return shape if len(shape) >= view.array.ndim else (*shape[:axis], 1, *shape[axis:])
 
 
 class _View(NamedTuple):
