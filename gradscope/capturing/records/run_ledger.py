@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gradscope import naming
 from gradscope.capturing.execution.run import Run
@@ -15,7 +15,7 @@ from gradscope.instrument.query.terms import Terms
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.dataflow.stopped_data import StoppedData
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
+from gradscope.tracing.jaxpr.frames import OPERAND, Loop, ValueKey, iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.unread import unread_values
 from gradscope.tracing.layers.uses import UseKey
@@ -80,14 +80,20 @@ class RunLedger:
         for name, frame in unread_values(self._trace.root, self._trace.layers, self._trace.liveness):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 selected = any(self._spec.selects_layer(family, name, at) for at in iterations(frame.loops))
-                reason = "filtered" if not selected else "opaque" if frame.opaque else "eliminated"
+                reason = self._reason(family, frame.loops, selected=selected, opaque=frame.opaque)
                 yield LedgerLine(name=name.template, family=family, reason=reason)
 
     def _why(self, site: Site, family: str) -> Reason:
-        """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
-        if not selects_site(self._spec, site, family):
+        selected = selects_site(self._spec, site, family)
+        return self._reason(family, site.loops, selected=selected, opaque=site.opaque)
+
+    def _reason(self, family: str, loops: Sequence[Loop], *, selected: bool, opaque: bool) -> Reason:
+        """Returns why a run has no tensor of a value; that the user left it out comes before all other reasons."""
+        if family in self._spec.families and any(loop.length == 0 for loop in loops):
+            return "not-executed"  # options select by iterations, of which there is none
+        if not selected:
             return "filtered"
-        return "opaque" if site.opaque else "eliminated"
+        return "opaque" if opaque else "eliminated"
 
     def _terms(self) -> Iterator[LedgerLine]:
         for term in Terms(self._trace, self._spec).candidates():

@@ -75,8 +75,8 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ReasonSpec(
         name="not-executed",
         phrase="in branches or iterations that did not run",
-        sentence="It is in a branch of a `cond`, or an iteration, that did not run.",
-        remedy="Dump with a batch that takes the other branch.",
+        sentence="It is in a branch of a `cond`, or an iteration, that did not run, as in a loop of no iterations.",
+        remedy="Dump with a batch that takes the other branch, or goes through the loop.",
     ),
     ReasonSpec(
         name="eliminated",

@@ -187,3 +187,24 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
 def test_what_cannot_be_requested_is_refused_in_a_sentence(options: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         capture(**options)
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_what_a_loop_of_no_iterations_makes_is_not_run(ops: bool) -> None:
+    def loss(weight: Any, x: Any) -> Any:
+        def step(carry: Any, each: Any) -> Any:
+            with jax.named_scope("cell"):
+                carry = jnp.tanh(carry * weight + each)
+            return carry, carry.sum()
+
+        carry, sums = jax.lax.scan(step, x, jnp.zeros((0, 3)))
+        return jnp.square(carry * weight).sum() + sums.sum()
+
+    dump = gs.capture(loss, jnp.ones(3), jnp.ones(3), ops=ops, origins=False)
+    reasons = {line.reason for line in dump.ledger.missing if line.name.startswith("cell")}
+    assert reasons == {"not-executed"}
+    forward = gs.capture(loss, jnp.ones(3), jnp.ones(3), ops=ops, origins=False, families=["activation"])
+    missing = [line for line in forward.ledger.missing if line.name.startswith("cell")]
+    assert {(line.family, line.reason) for line in missing} == {
+        ("activation", "not-executed"), ("activation_grad", "filtered")
+    }  # fmt: skip
