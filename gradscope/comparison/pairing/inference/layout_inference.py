@@ -236,7 +236,8 @@ class _RelatedPairs:
         # Values that agree in no layout are compared in their order, so that it is seen by how much they differ.
         plain = next((each for each in possible if each.in_order), None)
         if agreeing or _family(match) not in _OUTPUTS:  # parameters alone if [n] is [n, 1] in the other program
-            return usual or (plain if all(differ_by_ones(each.split, each.shape) for each in possible) else None)
+            _, one, other = both_shapes(self._dumps, match)
+            return usual or (plain if one != other and differ_by_ones(one, other) else None)
         if plain is None or usual is None or not self._search.is_nearer(match.ref, match.cand, plain, usual):
             return usual or plain
         self._values[subject] = plain  # and its gradients

@@ -20,11 +20,13 @@ IMAGES = _draw(size=(SIZE, SIZE, SIZE, SIZE)).astype(np.float32)
 
 
 @cache
-def _dump(names: tuple[str, str], *, channels_last: bool, padding: tuple[int, int] = (1, 1)) -> Dump:
+def _dump(
+    names: tuple[str, str], *, channels_last: bool, padding: tuple[int, int] = (1, 1), scale: float = 1.0
+) -> Dump:
     numbers = ("NHWC", "HWIO", "NHWC") if channels_last else ("NCHW", "OIHW", "NCHW")
 
     def loss(weights: Any, batch: Any) -> Any:
-        (x,) = batch.values()
+        x = scale * next(iter(batch.values()))
         for name, pads in zip(names, ((1, 1), padding), strict=True):
             with jax.named_scope(name):
                 x = lax.conv_general_dilated(x, weights[name], (1, 1), [pads] * 2, dimension_numbers=numbers)
@@ -48,6 +50,18 @@ def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_
     expected = other.transpose(0, 2, 3, 1) if not channels_last else other.transpose(0, 3, 1, 2)
     error = np.linalg.norm(expected - one) / np.linalg.norm(one)
     assert first.metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_so_are_the_gradients_of_values_that_all_differ(channels_last: bool) -> None:
+    reference = _dump(("conv1", "conv2"), channels_last=not channels_last)
+    candidate = _dump(("down", "up"), channels_last=channels_last, scale=2.0)
+    rows = {row.name: row for row in gs.compare(reference, candidate).rows if row.family == "activation_grad"}
+    for name, counterpart in (("conv1", "down"), ("conv2", "up")):
+        one, other = reference[f"activation_grad/{name}"], candidate[f"activation_grad/{counterpart}"]
+        expected = other.transpose(0, 2, 3, 1) if not channels_last else other.transpose(0, 3, 1, 2)
+        error = np.linalg.norm(expected - one) / np.linalg.norm(one)
+        assert rows[name].metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
 
 
 @cache
