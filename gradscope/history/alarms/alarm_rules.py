@@ -170,8 +170,8 @@ RULES: Final = (
     AlarmRule(
         name="vanishing",
         sentence="Gradients get ever smaller from the last layer to the first.",
-        formula="slope of log10(rms) of activation gradients over the depth, times the depth: a factor of 1e3 down, "
-        "and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
+        formula="slope of log10(rms) of activation gradients over the depth, up to the last layer with weights, times "
+        "the depth: a factor of 1e3 down, and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
         families=(naming.ACTIVATION_GRAD,),
         remedy="Look at the layer from which on gradients are small, in the dump of such a step; use residual "
         "connections and normalisations.",

@@ -71,8 +71,8 @@ class AlarmWatch:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
         affine: The names of the parameters in which the loss is affine, as in a dual variable; may be filled later.
-        returned: The keys of the gradients that return to the layers that read a parameter of one element, by its name;
-            may be filled later.
+        returned: The keys of the gradients that return to the layers that read a parameter, by its name; may be filled
+            later.
     """
 
     def __init__(

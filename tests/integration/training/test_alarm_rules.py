@@ -285,6 +285,19 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+@pytest.mark.parametrize("reads", ["last", "loss"])
+def test_gradients_of_the_loss_behind_the_last_weights_are_not_those_of_a_layer(reads: str) -> None:
+    sizes = {"param_grad/first/w": SIZE, "param_grad/last/w": SIZE, "param_grad/loss/w": SIZE}
+    returned = {"first/w": ["activation_grad/first"], f"{reads}/w": [f"activation_grad/{reads}"]}
+    watch, found = AlarmWatch(sizes, returned=returned), []
+    for step in range(40):
+        fitted = 10.0 ** (-step / 8)
+        levels = {"first": fitted, "second": fitted, "third": fitted, "last": fitted, "loss": 1.0, "loss#2": 1.0}
+        stats: Stats = {f"activation_grad/{name}": {"l2": each, "rms": each} for name, each in levels.items()}
+        found += watch.recorded(step, stats, {})
+    assert [alarm.rule for alarm in found] == ([] if reads == "last" else ["vanishing"])
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.3], ids=["solved", "not solved"])
 def test_where_the_loss_is_zero_and_all_gradients_are_no_unit_has_died_and_nothing_is_stuck(loss: float) -> None:
     def all_margins_are_kept(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
