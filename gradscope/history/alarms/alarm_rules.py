@@ -123,8 +123,9 @@ RULES: Final = (
         "recorded steps in a row; only after 20 steps where other parameters move and neither its gradient nor the "
         "learning rate is 0, as an optimizer may update it once in several steps; not where it is kept constant on "
         "purpose, as a target network is, or because the optimizer never made an update of its gradient, while others "
-        "move; nor where loss and gradients are 0, as of margins that are all kept, nor of one number to whose layer "
-        "the gradients add up to 0, as the bias of a score of which the loss takes differences alone",
+        "move; nor where loss and gradients are 0, as of margins that are all kept, or gradients that are not 0 are "
+        "together below 1e-5 of those of the first recorded step, as of a run that has converged, nor of one number to "
+        "whose layer the gradients add up to 0, as the bias of a score of which the loss takes differences alone",
         families=(naming.PARAM,),
         remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
         "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",

@@ -746,6 +746,19 @@ def test_a_gradient_that_is_rounding_moves_nothing_and_is_not_stuck() -> None:
     assert [each.rule for each in probed({"key/bias": bias, "key/kernel": parameter()})] == []
 
 
+@pytest.mark.parametrize("others", [1.0, 1e-4], ids=["converged", "one group of several"])
+def test_a_run_that_has_converged_is_not_stuck(others: float) -> None:
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step in range(150):
+        left = 0.8**step
+        stats = {"param/w": column_of(1 - left if step < 80 else 1.0), "param/b": column_of(1.0 + step)}
+        stats |= {"param_grad/w": column_of(left + 1e-9), "param_grad/b": column_of(left if others == 1.0 else others)}
+        stats |= {f"update/{name}": {**column_of(-1e-9), "ratio": 1e-6} for name in "wb"}
+        found += watch.recorded(step, stats, {})
+        watch = again(watch, {}, step)
+    assert [alarm.key for alarm in found] == ([] if others == 1.0 else ["param/w"])
+
+
 @pytest.mark.parametrize("flat", [False, True], ids=["layers", "no layers in the names"])
 def test_the_first_parameters_of_a_network_whose_gradients_vanish_are_stuck_as_well(*, flat: bool) -> None:
     """As twelve sigmoid layers under `sgd(0.1)`: no element of the first two weights ever changes."""
