@@ -57,7 +57,8 @@ class AlarmRule:
 _SPIKE: Final = (
     "above the mean of the last 128 steps by 6 of their standard deviations, and by 5 in logarithms, or more where a "
     "few of these steps are far above the others; where these steps fall, they count as if all had stayed at the level "
-    "that the fall has come to, and a spike is above 1.5 times this level, too; silent in the first 64 steps"
+    "that the fall has come to, their deviation is that of the last 32 where this is more, and a spike is above 1.5 "
+    "times this level, too; silent in the first 64 steps"
 )
 
 #: A norm that hardly varies is above that by chance, at a third more than it was: once in some 25,000 steps.

@@ -159,7 +159,7 @@ class StuckParameters:
         return not any(key.startswith(_UPDATES) for key in stats) or (bool(before) and before == self._slots)
 
     def _too_small(self, stats: Statistics) -> set[str]:
-        """Returns the parameters whose gradient is not zero, and so small that an update of it is no sign of a fault."""
+        """Returns the parameters whose gradient is not zero, and too small for its update to be a sign of a fault."""
         gradients = {name: l2 for key, each in stats.items() for family, name in [naming.split_key(key)]
                      if family == naming.PARAM_GRAD and (l2 := each.get("l2"))}  # fmt: skip
         norm = math.hypot(*gradients.values())

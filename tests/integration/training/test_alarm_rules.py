@@ -197,6 +197,16 @@ def test_a_spike_in_a_descent_may_be_lower_than_where_the_descent_began(noise: f
     assert 5 * losses[150] < losses[:128].max()
 
 
+def test_noise_that_grows_beside_a_loss_that_falls_is_no_spike() -> None:
+    at = np.arange(128)
+    for seed in range(20):
+        noise = np.random.default_rng(seed).lognormal(0, 1, 128) ** (0.02 + 0.28 * at / 128)
+        losses = 3 * np.exp(-at / 40) * noise
+        for factor, found in ((1, []), (6, [100])):
+            watch, steps = AlarmWatch({}), enumerate(np.where(at == 100, factor, 1) * losses)
+            assert [alarm.step for step, loss in steps for alarm in watch.step(step, {"loss": loss})] == found
+
+
 def test_the_end_of_a_descent_is_no_spike() -> None:
     losses = np.maximum(np.exp(-np.arange(400) / 40), 0.05) * np.random.default_rng(0).normal(1, 0.01, 400)
     watch = AlarmWatch({})
