@@ -74,7 +74,8 @@ RULES: Final = (
     AlarmRule(
         name=NONFINITE,
         sentence="The loss or a gradient is NaN or infinite.",
-        formula="an element that is not finite",
+        formula="an element that is not finite; not in the first 32 steps of which none that is recorded makes an "
+        "update of it, as with a dynamic loss scale",
         families=(naming.PARAM_GRAD,),
         remedy="Look at the dump that the alarm saved, which says where the first NaN began and what mends it.",
     ),

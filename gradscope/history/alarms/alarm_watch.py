@@ -31,6 +31,9 @@ from gradscope.history.history_rows import Alarm
 _COMPARED: Final = 16
 _LEAST_DECADES: Final = 0.05
 
+#: Steps in which a step may leave out its updates by itself: a dynamic loss scale is halved at each until it fits.
+_LEFT_OUT: Final = 32
+
 _OF_PARAMETERS: Final = (naming.PARAM, naming.PARAM_GRAD)
 
 _TITLES: Final = {"loss": "loss", "grad_norm": "norm of the gradients", "update_norm": "norm of the updates"}
@@ -57,6 +60,7 @@ class AlarmWatch:
         self._windows = {rule.name: deque[float](maxlen=SPIKE_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._is_solved = False
+        self._left_out_since: int | None = None
         self._logarithms: dict[str, deque[float]] = {}
         self._tensors = TensorRules(sizes, unreached, affine, returned)
         self._divergence = Divergence()
@@ -71,6 +75,8 @@ class AlarmWatch:
         """
         # Of a hinge whose margins are all kept, no unit is dead for having no gradient, and no parameter is stuck.
         self._is_solved = numbers.get("loss") == 0 and numbers.get("grad_norm") == 0
+        if self._leaves_out(number, numbers):
+            return []
         found = self.diverging(number, numbers)
         unbounded = self._descent.step(number, numbers)
         found += [] if unbounded is None else [unbounded]
@@ -106,6 +112,19 @@ class AlarmWatch:
         """
         alarm = self._divergence.step(number, numbers)
         return [] if alarm is None else [alarm]
+
+    def _leaves_out(self, number: int, numbers: Mapping[str, float]) -> bool:
+        """Returns whether a step leaves out the update of what is not finite by itself, and has not for long.
+
+        So does one with a dynamic loss scale, and `optax.apply_if_finite`.
+        """
+        if (update := numbers.get("update_norm")) is None:
+            return False
+        if update or all(math.isfinite(numbers.get(column, 0.0)) for column in ("loss", "grad_norm")):
+            self._left_out_since = None
+            return False
+        self._left_out_since = number if self._left_out_since is None else self._left_out_since
+        return number - self._left_out_since < _LEFT_OUT
 
     def skipped(self) -> None:
         """Notes that the update of the last step was skipped: a step after it that is as wrong is another alarm.
@@ -170,6 +189,7 @@ class AlarmWatch:
             "tensors": self._tensors.to_json(),
             "divergence": self._divergence.to_json(),
             "descent": self._descent.to_json(),
+            "left_out_since": self._left_out_since,
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -178,6 +198,7 @@ class AlarmWatch:
         self._above = set(found["above"])
         self._logarithms = {key: deque(each, _COMPARED) for key, each in found["logarithms"].items()}
         self._tensors.restore(found["tensors"])
+        self._left_out_since = found.get("left_out_since")
         if "divergence" in found:  # a state of an older gradscope has none
             self._divergence.restore(found["divergence"])
         if "descent" in found:  # nor has one of an older gradscope this

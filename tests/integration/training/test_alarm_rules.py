@@ -428,6 +428,24 @@ def test_a_norm_that_stays_without_a_number_is_one_alarm_though_the_loss_is_know
     assert [(alarm.step, alarm.rule) for alarm in found] == [(0, "nonfinite"), (40, "nonfinite")]
 
 
+@pytest.mark.parametrize(
+    ("left_out", "update", "found"),
+    [((20, 30), 0.0, []), ((20, 30), 1e-3, [20]), ((20, 70), 0.0, [55])],
+    ids=["a loss scale comes down", "the update is made", "none is ever made again"],
+)
+def test_a_step_that_makes_no_update_of_what_is_not_finite_is_sound(
+    left_out: tuple[int, int], update: float, found: list[int]
+) -> None:
+    watch, alarms = AlarmWatch({}), list[Alarm]()
+    for step in range(100):
+        recorded = {"grad_norm": 1.0, "update_norm": 0.01} if step % 5 == 0 else {}
+        if recorded and left_out[0] <= step <= left_out[1]:
+            recorded = {"grad_norm": float("nan"), "update_norm": update}
+        alarms += watch.step(step, {"loss": 1.0, **recorded})
+        watch = again(watch, {}, step)
+    assert [(alarm.step, alarm.rule) for alarm in alarms] == [(step, "nonfinite") for step in found]
+
+
 def test_what_sound_schedules_do_is_no_alarm() -> None:
     def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8
