@@ -57,7 +57,8 @@ class AlarmRule:
 _SPIKE: Final = (
     "above the mean of the last 128 steps by 6 of their standard deviations, and by 5 in logarithms, or more where a "
     "few of these steps are far above the others; where these steps fall, they count as if all had stayed at the level "
-    "that the fall has come to, and a spike is above 1.5 times this level, too; silent in the first 64 steps"
+    "that the fall has come to, their deviation is that of the last 32 where this is more, and a spike is above 1.5 "
+    "times this level, too; silent in the first 64 steps"
 )
 
 #: A norm that hardly varies is above that by chance, at a third more than it was: once in some 25,000 steps.
@@ -73,7 +74,8 @@ RULES: Final = (
     AlarmRule(
         name=NONFINITE,
         sentence="The loss or a gradient is NaN or infinite.",
-        formula="an element that is not finite",
+        formula="an element that is not finite; not in the first 32 steps of which none that is recorded makes an "
+        "update of it, as with a dynamic loss scale",
         families=(naming.PARAM_GRAD,),
         remedy="Look at the dump that the alarm saved, which says where the first NaN began and what mends it.",
     ),
@@ -123,8 +125,9 @@ RULES: Final = (
         "recorded steps in a row; only after 20 steps where other parameters move and neither its gradient nor the "
         "learning rate is 0, as an optimizer may update it once in several steps; not where it is kept constant on "
         "purpose, as a target network is, or because the optimizer never made an update of its gradient, while others "
-        "move; nor where loss and gradients are 0, as of margins that are all kept, nor of one number to whose layer "
-        "the gradients add up to 0, as the bias of a score of which the loss takes differences alone",
+        "move; nor where loss and gradients are 0, as of margins that are all kept, or gradients that are not 0 are "
+        "together below 1e-5 of those of the first recorded step, as of a run that has converged, nor of one number to "
+        "whose layer the gradients add up to 0, as the bias of a score of which the loss takes differences alone",
         families=(naming.PARAM,),
         remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
         "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",
@@ -170,8 +173,8 @@ RULES: Final = (
     AlarmRule(
         name="vanishing",
         sentence="Gradients get ever smaller from the last layer to the first.",
-        formula="slope of log10(rms) of activation gradients over the depth, times the depth: a factor of 1e3 down, "
-        "and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
+        formula="slope of log10(rms) of activation gradients over the depth, up to the last layer with weights, times "
+        "the depth: a factor of 1e3 down, and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
         families=(naming.ACTIVATION_GRAD,),
         remedy="Look at the layer from which on gradients are small, in the dump of such a step; use residual "
         "connections and normalisations.",

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,42 +21,18 @@ from gradscope.history.alarms.alarm_rules import (
     forward_most,
 )
 from gradscope.history.alarms.diverging_loss import Divergence
+from gradscope.history.alarms.spike_limits import SPIKE_WINDOW, spike_limits
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.alarms.unbounded_loss import Descent
 from gradscope.history.alarms.update_direction import update_direction
 from gradscope.history.history_rows import Alarm
 
-#: A spike is above mean + `_DEVIATIONS` standard deviations of the last `_WINDOW` values, of which there have to be
-#: `_FEWEST`: the rule of OLMo-core and MaxText. In logarithms it is above mean + `_LOGARITHMIC_DEVIATIONS`, too: the
-#: losses of small batches are skewed. Of six healthy runs of 2,000 steps at batch 16 the first alone called 77 steps
-#: spikes, both together none.
-_WINDOW: Final = 128
-_FEWEST: Final = 64
-_DEVIATIONS: Final = 6.0
-_LOGARITHMIC_DEVIATIONS: Final = 5.0
-#: Where the third largest logarithm is above so many standard deviations (a normal distribution has it at 2), the tail
-#: is heavy, and the limit grows with the square of the excess. Of 1.5 million healthy steps at batch 1 to 64, with
-#: targets that a network cannot fit or noise of Student's t, 388 are spikes without this and 35 with it. The third, so
-#: that two spikes do not hide others.
-_LIGHT_TAIL: Final = 1.8
-_IN_TAIL: Final = 3
-#: Values fall where a line through their logarithms explains this share of the variance. The limit is then that of
-#: values which had stayed where the line has come to: of 420 wrong losses in descents, 3 to 8 times as large as they
-#: would be, 254 are spikes by it and 196 without it (2026-11), of 252,000 right ones 8 and 6.
-_DESCENT: Final = 0.5
-#: What is so many times where a descent has come to is a spike, at least: what ends a descent is none.
-_DESCENT_FACTOR: Final = 1.5
-#: A spike is over below mean and so many deviations: a level that stays high moves its own limit, and is one spike.
-_CALM: Final = 3.0
-#: The least standard deviation, as a share of the mean: the rounding of a constant series is no spike.
-_LEAST_SPREAD: Final = 1e-3
-
-#: The largest power of e that is a float64.
-_LARGEST_POWER: Final = 709.0
-
 #: Recorded values of a tensor with which the next one is compared, and the least spread of their decimal logarithms.
 _COMPARED: Final = 16
 _LEAST_DECADES: Final = 0.05
+
+#: Steps in which a step may leave out its updates by itself: a dynamic loss scale is halved at each until it fits.
+_LEFT_OUT: Final = 32
 
 _OF_PARAMETERS: Final = (naming.PARAM, naming.PARAM_GRAD)
 
@@ -71,8 +46,8 @@ class AlarmWatch:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
         affine: The names of the parameters in which the loss is affine, as in a dual variable; may be filled later.
-        returned: The keys of the gradients that return to the layers that read a parameter of one element, by its name;
-            may be filled later.
+        returned: The keys of the gradients that return to the layers that read a parameter, by its name; may be filled
+            later.
     """
 
     def __init__(
@@ -82,9 +57,10 @@ class AlarmWatch:
         affine: Collection[str] = (),
         returned: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
+        self._windows = {rule.name: deque[float](maxlen=SPIKE_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._is_solved = False
+        self._left_out_since: int | None = None
         self._logarithms: dict[str, deque[float]] = {}
         self._tensors = TensorRules(sizes, unreached, affine, returned)
         self._divergence = Divergence()
@@ -99,6 +75,8 @@ class AlarmWatch:
         """
         # Of a hinge whose margins are all kept, no unit is dead for having no gradient, and no parameter is stuck.
         self._is_solved = numbers.get("loss") == 0 and numbers.get("grad_norm") == 0
+        if self._leaves_out(number, numbers):
+            return []
         found = self.diverging(number, numbers)
         unbounded = self._descent.step(number, numbers)
         found += [] if unbounded is None else [unbounded]
@@ -112,7 +90,7 @@ class AlarmWatch:
                 self._above |= {NONFINITE, str(rule.watches)}
                 return found
             self._above.discard(str(rule.watches))
-            limit, calm = self._limits(rule.name, value)
+            limit, calm = spike_limits(np.array(self._windows[rule.name]), value, rule.least_factor)
             self._windows[rule.name].append(value)
             if value <= calm:
                 self._above.discard(rule.name)
@@ -134,6 +112,19 @@ class AlarmWatch:
         """
         alarm = self._divergence.step(number, numbers)
         return [] if alarm is None else [alarm]
+
+    def _leaves_out(self, number: int, numbers: Mapping[str, float]) -> bool:
+        """Returns whether a step leaves out the update of what is not finite by itself, and has not for long.
+
+        So does one with a dynamic loss scale, and `optax.apply_if_finite`.
+        """
+        if (update := numbers.get("update_norm")) is None:
+            return False
+        if update or all(math.isfinite(numbers.get(column, 0.0)) for column in ("loss", "grad_norm")):
+            self._left_out_since = None
+            return False
+        self._left_out_since = number if self._left_out_since is None else self._left_out_since
+        return number - self._left_out_since < _LEFT_OUT
 
     def skipped(self) -> None:
         """Notes that the update of the last step was skipped: a step after it that is as wrong is another alarm.
@@ -198,37 +189,20 @@ class AlarmWatch:
             "tensors": self._tensors.to_json(),
             "divergence": self._divergence.to_json(),
             "descent": self._descent.to_json(),
+            "left_out_since": self._left_out_since,
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
-        self._windows = {name: deque(each, _WINDOW) for name, each in found["windows"].items()}
+        self._windows = {name: deque(each, SPIKE_WINDOW) for name, each in found["windows"].items()}
         self._above = set(found["above"])
         self._logarithms = {key: deque(each, _COMPARED) for key, each in found["logarithms"].items()}
         self._tensors.restore(found["tensors"])
+        self._left_out_since = found.get("left_out_since")
         if "divergence" in found:  # a state of an older gradscope has none
             self._divergence.restore(found["divergence"])
         if "descent" in found:  # nor has one of an older gradscope this
             self._descent.restore(found["descent"])
-
-    @np.errstate(over="ignore", invalid="ignore")  # of a run in float64 that diverges
-    def _limits(self, rule: str, value: float) -> tuple[float, float]:
-        """Returns what a value has to be above to be a spike, and the value below which the last spike is over."""
-        window = self._windows[rule]
-        if len(window) < _FEWEST:
-            return math.inf, math.inf
-        values = _level(before := np.array(window))
-        mean = float(values.mean())
-        spread = max(float(values.std()), _LEAST_SPREAD * abs(mean))
-        factor = max(BY_NAME[rule].least_factor, 0.0 if values is before else _DESCENT_FACTOR)
-        limit = max(mean + _DEVIATIONS * spread, factor * mean)
-        if value > limit and values.min() > 0:  # most values are below the first limit already
-            logarithms = np.sort(np.log(values))
-            mean_power, spread_power = float(logarithms.mean()), float(logarithms.std())
-            tail = (float(logarithms[-_IN_TAIL]) - mean_power) / max(spread_power, _LEAST_SPREAD)
-            power = mean_power + _LOGARITHMIC_DEVIATIONS * spread_power * max(1.0, tail / _LIGHT_TAIL) ** 2
-            limit = max(limit, math.exp(min(power, _LARGEST_POWER)))
-        return limit, mean + _CALM * spread
 
     def _deviation(self, key: str, stats: Mapping[str, float | int | None]) -> float:
         """Returns how far a tensor is from what it was, in its own standard deviations of decimal logarithms."""
@@ -239,26 +213,6 @@ class AlarmWatch:
             return 0.0
         values = np.array(before)
         return abs(now - float(np.median(values))) / max(float(values.std()), _LEAST_DECADES)
-
-
-def _level(values: np.ndarray) -> np.ndarray:
-    """Returns values that fall as if they had stayed where their descent has come to; others as they are.
-
-    A descent of the loss is no noise: it would hide a spike that is no higher than where the descent began.
-    """
-    if values.min() <= 0:
-        return values
-    logarithms, at = np.log(values), _places(len(values))
-    around = logarithms - logarithms.mean()
-    slope = float(around @ at) / float(at @ at)
-    if slope >= 0 or slope * float(around @ at) < _DESCENT * float(around @ around):
-        return values
-    return np.exp(logarithms - slope * (at - (len(values) + 1) / 2))
-
-
-@lru_cache
-def _places(count: int) -> np.ndarray:
-    return np.arange(count) - (count - 1) / 2
 
 
 def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:

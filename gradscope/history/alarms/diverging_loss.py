@@ -199,8 +199,8 @@ class Divergence:
     def _stagnant(self, number: int, update: _Update) -> Alarm:
         usual, first = float(np.median(self.recent)), self.first or 0.0
         why = (
-            f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss rose and did "
-            f"not come down: it was {first:.4g} at first, and is {usual:.4g}: {self._cause(update.rate)}"
+            f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss, {first:.4g} at "
+            f"first, rose to twice that or more, and came down to {usual:.4g} only: {self._cause(update.rate)}"
         )
         return Alarm(step=number, rule=DIVERGING, why=why, value=usual, limit=_USUAL * first)
 

@@ -13,6 +13,7 @@ no alarm.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -34,7 +35,8 @@ _SLOTS: Final = f"{naming.SLOT_PREFIX}/"
 _ACCUMULATING: Final = (20, 100)
 #: Steps in which one parameter stays that may be updated once in several.
 _BETWEEN_UPDATES: Final = 20
-#: A gradient of so small a share of those beside it is rounding, as that of a bias before a normalisation.
+#: A gradient of so small a share of those beside it is rounding, as that of a bias before a normalisation; and where
+#: all together are such a share of the first, the run has converged, and there is nothing left to learn.
 _ROUNDING: Final = 1e-5
 #: What a layer's name ends with that is called again.
 _CALL: Final = re.compile(r"(#\d+|\[\d+\])$")
@@ -75,6 +77,7 @@ class StuckParameters:
         self._longest_pause = 0
         self._slots: dict[str, list[float | int | None]] = {}
         self._still_since: dict[str, int] = {}
+        self._first_norm = 0.0
         self.still: set[str] = set()
         self.frozen: set[str] = set()
 
@@ -99,6 +102,7 @@ class StuckParameters:
         self._moved |= stays.keys() - self.still
         moving = len(self.still) < len(stays)
         self.frozen = {name for name in self.still - self._moved if moving and self._is_frozen(name, stats, rate)}
+        rounding = self._too_small(stats)
         accumulated = {naming.split_key(key)[1] for key in stats if key.startswith(_ACCUMULATED)}
         if not moving and accumulated:
             return  # a step that adds its gradient to those of others, whose update is yet to come
@@ -111,7 +115,6 @@ class StuckParameters:
             pauses = not stated or (rate != 0 and _has_no_update(stats))
             if pauses and number - self._since < max(least, 2 * self._longest_pause):
                 return
-        rounding = _rounding(stats) if self.still else set[str]()
         asked = {name: name not in self.frozen and name not in rounding
                  and (not moving or self._cannot_move(name, stats, rate)
                       or number - self._still_since[name] >= _BETWEEN_UPDATES)
@@ -126,7 +129,8 @@ class StuckParameters:
         """Returns everything that they remember."""
         return {"moved": sorted(self._moved), "before": self._before, "since": self._since,
                 "longest_pause": self._longest_pause, "slots": self._slots,
-                "still_since": self._still_since, "lengths": self._streak.lengths}  # fmt: skip
+                "still_since": self._still_since, "first_norm": self._first_norm,
+                "lengths": self._streak.lengths}  # fmt: skip
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
@@ -134,7 +138,7 @@ class StuckParameters:
         self._since, self._streak = found["since"], Streak(dict(found["lengths"]))
         # A state of an older gradscope has none of these.
         self._still_since, self._slots = dict(found.get("still_since", {})), dict(found.get("slots", {}))
-        self._longest_pause = found.get("longest_pause", 0)
+        self._longest_pause, self._first_norm = found.get("longest_pause", 0), found.get("first_norm", 0.0)
 
     def _as_before(self, stats: Statistics) -> dict[str, bool]:
         """Returns whether a trained parameter is as it was at the recorded step before, by name, as far as is known."""
@@ -153,6 +157,14 @@ class StuckParameters:
         self._slots = {key: [each.get(column) for column in _COLUMNS] for key, each in stats.items()
                        if key.startswith(_SLOTS)}  # fmt: skip
         return not any(key.startswith(_UPDATES) for key in stats) or (bool(before) and before == self._slots)
+
+    def _too_small(self, stats: Statistics) -> set[str]:
+        """Returns the parameters whose gradient is not zero, and too small for its update to be a sign of a fault."""
+        gradients = {name: l2 for key, each in stats.items() for family, name in [naming.split_key(key)]
+                     if family == naming.PARAM_GRAD and (l2 := each.get("l2"))}  # fmt: skip
+        norm = math.hypot(*gradients.values())
+        self._first_norm = self._first_norm or norm
+        return {*gradients} if norm < _ROUNDING * self._first_norm else _rounding(stats) if self.still else set()
 
     def _trained(self, stats: Statistics) -> list[str]:
         keys = (naming.split_key(key) for key in stats)

@@ -56,8 +56,8 @@ class TensorRules:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
         affine: The names of the parameters in which the loss is affine; may be filled later.
-        returned: The keys of the gradients that return to the layers that read a parameter of one element, by its name;
-            may be filled later.
+        returned: The keys of the gradients that return to the layers that read a parameter, by its name; may be filled
+            later.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class TensorRules:
         hinge is kept. A bias that is masked has layers whose gradients do not add up to zero.
         """
         return {name for name, keys in self._returned.items()
-                if stats.get(naming.key_of(naming.PARAM_GRAD, name), {}).get("l2") == 0
+                if self._sizes.get(key := naming.key_of(naming.PARAM_GRAD, name)) == 1
+                and stats.get(key, {}).get("l2") == 0
                 and self._adds_up_to_zero([key for key in keys if key in stats], stats)}  # fmt: skip
 
     def _adds_up_to_zero(self, keys: Collection[str], stats: Statistics) -> bool:
@@ -204,12 +205,20 @@ class TensorRules:
                 )
                 yield Alarm(step=0, rule="update-ratio", key=key, why=why, value=ratios[key], limit=limit)
 
+    def _layers(self, stats: Statistics) -> list[str]:
+        """Returns the keys of the gradients of layers in the order of the step, up to the last layer with weights.
+
+        Behind it is the loss, whose own values have gradients that stay while those of what it is made of vanish: an
+        example that is fitted sends nothing back.
+        """
+        keys = [key for key in stats if naming.split_key(key)[0] == naming.ACTIVATION_GRAD]
+        weighted = {key for name, each in self._returned.items() for key in each
+                    if self._sizes.get(naming.key_of(naming.PARAM_GRAD, name), 0) > 1}  # fmt: skip
+        last = max((at for at, key in enumerate(keys) if key in weighted), default=len(keys) - 1)
+        return keys[: last + 1]
+
     def _depth(self, stats: Statistics) -> Iterable[Alarm]:
-        logarithms = {
-            key: math.log10(rms)
-            for key, each in stats.items()
-            if naming.split_key(key)[0] == naming.ACTIVATION_GRAD and (rms := each.get("rms"))
-        }
+        logarithms = {key: math.log10(rms) for key in self._layers(stats) if (rms := stats[key].get("rms"))}
         if len(logarithms) < _FEWEST_LAYERS:
             return
         # From the last layer to the first, the way that gradients go.
@@ -227,7 +236,7 @@ class TensorRules:
                 verb = "shrink" if sign < 0 else "grow"
                 why = (
                     f"changed most: the gradients {verb} by a factor of {10 ** abs(decades):.2g} from the last layer "
-                    f"to the first, {_times(before)} in the beginning"
+                    f"to the first; in the beginning they {_changed(before)}"
                 )
                 limit = 10 ** (sign * _DECADES)
                 yield Alarm(step=0, rule=rule, key=key, why=why, value=10**decades, limit=limit)
@@ -258,5 +267,5 @@ def _slope(values: Sequence[float]) -> float:
     return float(at @ np.array(values) / (at @ at))
 
 
-def _times(decades: float) -> str:
-    return f"by {10 ** abs(decades):.2g} {'down' if decades < 0 else 'up'}"
+def _changed(decades: float) -> str:
+    return f"{'shrank' if decades < 0 else 'grew'} by {10 ** abs(decades):.2g}"

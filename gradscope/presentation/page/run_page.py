@@ -174,7 +174,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 
 def _facts(report: RunReport) -> list[Note]:
     facts = [Note(label="loss", text=loss_ends(report.steps, report.losses))] if len(report.losses["step"]) else []
-    facts += [Note(label="steps", text=steps_words(report.taken, report.steps["step"], report.learning))]
+    facts += [Note(label="steps", text=steps_words(report.taken, report.steps, report.learning))]
     facts += [*learning_notes(report.learning), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]
 

@@ -153,7 +153,7 @@ class StepPrograms:
         return frozenset() if self._outline is None else affine_params([self._outline])
 
     def returned_by_readers(self) -> dict[str, frozenset[str]]:
-        """Returns the gradients that return to the layers that read a parameter of one element, by its name."""
+        """Returns the gradients that return to the layers that read a parameter, by its name."""
         return {} if self._outline is None else returned_by_readers([self._outline])
 
     def program_facts(self) -> dict[str, str]:

@@ -53,7 +53,7 @@ class ProbeHistory:
         sizes: The number of elements of each tensor that was described, by key.
         unreached: Why no gradient reaches a parameter, by name.
         affine: The names of the parameters in which the loss is affine, as in a dual variable.
-        returned: The gradients that return to the layers that read a parameter of one element, by its name.
+        returned: The gradients that return to the layers that read a parameter, by its name.
         last: The number of the last step that was written.
 
     Raises:

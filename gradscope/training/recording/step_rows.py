@@ -74,7 +74,7 @@ def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
 
 
 def returned_by_readers(outlines: Sequence[Seen]) -> dict[str, frozenset[str]]:
-    """Returns, by name of a parameter of one element, the keys of the gradients that return to the layers that read it.
+    """Returns, by name of a parameter, the keys of the gradients that return to the layers that read it.
 
     Such a gradient is that of an output of a layer. Where layers are inside each other, it is the innermost.
 
@@ -124,10 +124,6 @@ def _affine(trace: Trace) -> frozenset[str]:
 
 
 def _returned_by_readers(outline: Seen) -> dict[str, frozenset[str]]:
-    arguments = outline.watching.trace.arguments
-    single = {leaf.name for leaf in arguments if leaf.family == naming.PARAM and math.prod(leaf.shape) == 1}
-    if not single:
-        return {}
     session = _session(outline)
     for _ in session.records():
         pass  # the layers are known behind the last one
@@ -135,7 +131,7 @@ def _returned_by_readers(outline: Seen) -> dict[str, frozenset[str]]:
     inside = {(each.parent, name) for each in layers for name in each.params}
     found: dict[str, frozenset[str]] = {}
     for layer in layers:
-        for name in single.intersection(layer.params):
+        for name in layer.params:
             if (layer.path, name) not in inside:
                 keys = (naming.key_of(naming.ACTIVATION_GRAD, output) for output in layer.outputs)
                 found[name] = found.get(name, frozenset()).union(keys)

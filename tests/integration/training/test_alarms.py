@@ -282,3 +282,34 @@ def test_inputs_that_nothing_scales_are_named_and_the_update_that_killed_units(
     options = ("--steps", 9, "--every", 1, "--optimizer", "sgd(0.001)", "--on-alarm", "stop", "-o", "run")
     (line, *_) = gradscope("train", "net.py", *options, folder=tmp_path).lines
     assert [each for each in said if each not in line] == []
+
+
+FITTED = """
+import jax
+import jax.numpy as jnp
+
+
+def init(key):
+    return {"table": jax.random.normal(key, (8, 16)), "out": jnp.zeros((16, 8))}
+
+
+def batch(key, size=32):
+    return {"x": jax.random.randint(key, (size,), 0, 8)}
+
+
+def loss(variables, batch):
+    logits = variables["table"][batch["x"]] @ variables["out"]
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    total = jnp.log(jnp.exp(logits).sum(axis=-1))
+    right = jnp.take_along_axis(logits, (batch["x"][:, None] + 1) % 8, axis=-1)
+    each = total - right[:, 0]
+    return each.mean()
+"""
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_a_loss_that_is_fitted_has_no_gradients_that_vanish(tmp_path: Path) -> None:
+    (tmp_path / "fitted.py").write_text(FITTED, encoding="utf-8")
+    command = ("train", "fitted.py", "--optimizer", "adam(0.3)", "--steps", 60, "--every", 2, "-o", "run", "--json")
+    printed = gradscope(*command, folder=tmp_path)
+    assert (printed.status, json.loads(printed.output)["alarms"]) == (0, [])

@@ -169,6 +169,17 @@ def test_a_difference_of_infinities_that_no_mask_made_is_no_masked_row() -> None
     assert "infinity minus infinity: 1.5 divided by 0, in iteration 2 of the while" in found.why
 
 
+def test_an_infinity_is_the_origin_also_where_differences_beside_it_overflow() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("head"):
+            logits = x.astype(jnp.float16) * (w * 30000).astype(jnp.float16)  # 30000, 60000, inf; 30000, 0, -60000
+        return (logits - jnp.abs(logits)).astype(jnp.float32).sum()  # NaN where it is inf, and beside it -120000
+
+    found = origin_of(loss)
+    assert (found.primitive, found.layer) == ("mul", "head")
+    assert "overflow of float16 (largest 65504) in mul of 3 and 30000" in found.why
+
+
 def test_an_infinity_that_is_stated_and_reaches_the_loss_is_called_a_constant() -> None:
     found = origin_of(lambda w, x: -jax.nn.log_softmax(jnp.where(x > 0, x * w, -jnp.inf))[1, 2])
     assert "a constant of the program that reaches the loss" in found.why

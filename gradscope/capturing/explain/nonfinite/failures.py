@@ -74,14 +74,23 @@ def forward_failure(equation: Equation, result: np.ndarray, operands: Sequence[n
     return _inside(equation, operands) or _failure(equation, result, operands)
 
 
-def failed_again(failure: Failure, operands: Sequence[np.ndarray]) -> Failure | None:
-    """Returns the failure of the same equation at other operands; None where its result, or gradient, is finite."""
+def fails_again(failure: Failure, operands: Sequence[np.ndarray]) -> bool:
+    """Returns whether the element that failed is not finite at other operands of the same equation, either.
+
+    Other elements may be for reasons of their own, as where differences of large numbers overflow beside it.
+    """
+    values = [jax.device_put(operand) for operand in operands]
     if failure.arrived:
-        return backward_failure(failure.equation, operands, failure.arrived, failure.chosen)
-    for result in map(np.asarray, bind(failure.equation, [jax.device_put(operand) for operand in operands])):
-        if first_nonfinite(result) is not None:
-            return _failure(failure.equation, result, operands)
-    return None
+        results = pulled_back(failure.equation, values, failure.chosen, failure.arrived)
+    else:
+        results = bind(failure.equation, values)
+    like = (each for each in map(np.asarray, results) if each.dtype == failure.dtype)
+    elements = (each[failure.index] for each in like if _has_element(each, failure.index))
+    return any(first_nonfinite(np.asarray(each)[None]) is not None for each in elements)
+
+
+def _has_element(array: np.ndarray, index: tuple[int, ...]) -> bool:
+    return array.ndim == len(index) and all(at < length for at, length in zip(index, array.shape, strict=True))
 
 
 def backward_failure(

@@ -30,7 +30,7 @@ from gradscope.capturing.explain.nonfinite.causes.forward_causes import forward_
 from gradscope.capturing.explain.nonfinite.causes.repairs import Diagnosis, element
 from gradscope.capturing.explain.nonfinite.failures import (
     Failure,
-    failed_again,
+    fails_again,
     first_nonfinite,
     mended,
     reaches_largest,
@@ -266,7 +266,7 @@ class _Search:
         births = self._computed(operation)
         if failure.equation is operation.equation and births:
             tensors = enumerate(failure.tensors)
-            if failed_again(failure, [mended(each) if at in births else each for at, each in tensors]) is not None:
+            if fails_again(failure, [mended(each) if at in births else each for at, each in tensors]):
                 return None
         first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
         return None if first is None else self._operations.maker(first.value)

@@ -50,7 +50,7 @@ def run_facts(
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
-    facts["steps"] = f"{steps_words(taken, recorded, learning)}{up_to}"
+    facts["steps"] = f"{steps_words(taken, steps, learning)}{up_to}"
     if at is not None:
         facts["tables"] = f"of step {at}"
     if resumed_from is not None:
@@ -60,16 +60,19 @@ def run_facts(
     return [*notes[:1], *learning_notes(learning), *notes[1:]]
 
 
-def steps_words(taken: int, recorded: np.ndarray, learning: Learning) -> str:
-    """Returns how many steps a run has taken and recorded, and whether what it recorded is of one batch.
+def steps_words(taken: int, steps: Mapping[str, np.ndarray], learning: Learning) -> str:
+    """Returns how many steps a run has taken and recorded, and what is to know of the batches and updates of these.
 
     Args:
         taken: How many it has taken.
-        recorded: The recorded ones.
+        steps: What was recorded of each step, by column.
         learning: What the run says of its batches.
     """
-    of_one = " (all of one batch)" if learning.batches.same else ""
-    return f"{count(taken)} taken, {count(len(recorded))} recorded{of_one}"
+    left_out = int(((steps["update_norm"] == 0) & ~np.isfinite(steps["grad_norm"])).sum())
+    of_updates = f"{count(left_out)} made no update, as gradients were not finite" if left_out else ""
+    parts = [each for each in ("all of one batch" if learning.batches.same else "", of_updates) if each]
+    words = f" ({'; '.join(parts)})" if parts else ""
+    return f"{count(taken)} taken, {count(len(steps['step']))} recorded{words}"
 
 
 def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:

@@ -29,15 +29,21 @@ def test_losses_that_are_not_finite(losses: list[float], said: str) -> None:
     assert loss_ends({"step": steps}, {"step": steps, "loss": np.array(losses)}) == said
 
 
-def test_the_line_of_the_steps_says_that_the_recorded_batches_are_one() -> None:
-    steps = {"step": np.array([0, 5]), "loss": np.array([2.0, 1.0])}
-    said = [
-        {note.label: note.text for note in run_facts(
-            "run", steps, steps, taken=6, at=None, resumed_from=None, screen=Screen(),
-            learning=Learning(batches=RecordedBatches(same=same)),
-        )}["steps"]
-        for same in (True, False)
-    ]  # fmt: skip
-    assert said == [
-        "6 taken, 2 recorded (all of one batch), the last is step 5", "6 taken, 2 recorded, the last is step 5",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("same", "grad_norms", "said"),
+    [
+        (True, [1.0, 1.0], "6 taken, 2 recorded (all of one batch), the last is step 5"),
+        (False, [1.0, 1.0], "6 taken, 2 recorded, the last is step 5"),
+        (False, [INF, NAN], "6 taken, 2 recorded (1 made no update, as gradients were not finite), the last is step 5"),
+        (True, [INF, 1.0],
+         "6 taken, 2 recorded (all of one batch; 1 made no update, as gradients were not finite), the last is step 5"),
+    ],
+)  # fmt: skip
+def test_the_line_of_the_steps_says_what_is_to_know_of_batches_and_updates(
+    *, same: bool, grad_norms: list[float], said: str
+) -> None:
+    steps = {"step": np.array([0, 5]), "loss": np.array([2.0, 1.0]), "grad_norm": np.array(grad_norms),
+             "update_norm": np.array([0.0, 0.1])}  # fmt: skip
+    learning = Learning(batches=RecordedBatches(same=same))
+    notes = run_facts("run", steps, steps, taken=6, at=None, resumed_from=None, screen=Screen(), learning=learning)
+    assert {note.label: note.text for note in notes}["steps"] == said
