@@ -11,7 +11,7 @@ differs, and nothing else that it is made of does, those are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -236,3 +236,21 @@ def largest_trace(values: Sequence[tuple[ProgramTraces, str]]) -> float:
     shown = max(program.trace_in_values(key) for program, key in values)
     traces = [program.trace(key) for program, key in values]
     return shown if shown <= EXACT and min(traces) <= EXACT else max(traces)
+
+
+def by_owner(
+    dumps: Dumps, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]
+) -> tuple[dict[str, ComparisonRow], dict[str, ComparisonRow]]:
+    """Returns the rows of pairs by the keys of owners in the reference, and in the candidate.
+
+    Args:
+        dumps: The dumps.
+        matches: The pairs.
+        rows: Their rows.
+    """
+    in_ref: dict[str, ComparisonRow] = {}
+    in_cand: dict[str, ComparisonRow] = {}
+    for match in matches:
+        in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
+        in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
+    return in_ref, in_cand

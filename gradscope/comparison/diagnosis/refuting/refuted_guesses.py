@@ -18,13 +18,13 @@ computed from shows: a parameter that only one of the programs uses.
 A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
 unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
 a pair by name is none, too (`applied_functions`). Nor is a pair of which one value has a bias that the other program
-adds elsewhere (`steps_apart`).
+adds elsewhere (`steps_apart`). Nor is a pair that is called as a refuted one of another block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -44,6 +44,7 @@ from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
     ProgramTraces,
     accounts_for_losses,
+    by_owner,
     hides_from_losses,
     largest_trace,
 )
@@ -54,6 +55,7 @@ from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceles
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparable_input_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.structure.placing.learnt_names import called_alike
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
 from gradscope.naming.printable import printable
 
@@ -114,7 +116,7 @@ def without_refuted(
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return known
     if whole is None:
-        found = _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+        found = _without_alike(dumps, rows, guesses, _without_refuted_values(dumps, pairing, rows, agreeing, guesses))
         pairing, applied = without_applied(dumps, found.pairing, rows)  # no wrong guess is before them any more
         found = replace(found, pairing=pairing, agreeing={**found.agreeing, **applied})
         return _without_incomparable(dumps, found, rows, {})
@@ -132,6 +134,22 @@ def _without_incomparable(
     told = {key: why for match, why in every.items() for key in (match.ref, *match.recipe.keys)}
     pairing = without(dumps, found.pairing, {match.ref for match in every})
     return replace(found, pairing=pairing, agreeing={**found.agreeing, **told})
+
+
+def _without_alike(
+    dumps: Dumps, rows: Mapping[str, ComparisonRow], guesses: Sequence[Match], found: Unrefuted
+) -> Unrefuted:
+    """Returns what is left without guesses called as refuted ones of another block, whose inputs differ, too."""
+    left = {each.ref for each in found.pairing.matched}
+    refuted = [each for each in guesses if each.ref not in left]
+    inherited = (each for each in guesses if each.ref in left and _inherits(rows[each.ref]))
+    alike = {each.ref for each in called_alike(refuted, inherited)}
+    alike |= {key_of(ACTIVATION_GRAD, split_key(key)[1]) for key in alike} & {each.ref for each in guesses}
+    return replace(found, pairing=without(dumps, found.pairing, alike))
+
+
+def _inherits(row: ComparisonRow) -> bool:
+    return "growth" in row.metrics and not row.made_here
 
 
 def _without_refuted_values(
@@ -221,7 +239,7 @@ def _program_traces(
     """
     loss = loss_error(dumps, known, rows)
     for source, compared, shown in zip(
-        (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
+        (dumps.ref, dumps.cand), by_owner(dumps, known, rows), by_owner(dumps, told, rows), strict=True
     ):
         yield ProgramTraces(source, compared, GradientTraces(source, shown), lost, loss)
 
@@ -279,15 +297,3 @@ def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
     subject = subject_family(family)
     row = None if subject is None else rows.get(key_of(subject, name))
     return row is not None and row.status == "same"
-
-
-def _by_owner(
-    dumps: Dumps, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]
-) -> tuple[dict[str, ComparisonRow], dict[str, ComparisonRow]]:
-    """Returns the rows of pairs by the keys of owners in the reference, and in the candidate."""
-    in_ref: dict[str, ComparisonRow] = {}
-    in_cand: dict[str, ComparisonRow] = {}
-    for match in matches:
-        in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
-        in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
-    return in_ref, in_cand

@@ -69,6 +69,20 @@ class LearntNames:
         yield from (_steps(pair[0], own) == _steps(pair[1], other) for pair in known if pair is not None)
 
 
+def called_alike(known: Iterable[Match], others: Iterable[Match]) -> Iterator[Match]:
+    """Yields pairs of values that have the names of known ones with other numbers, as those of another layer.
+
+    Args:
+        known: The known pairs.
+        others: The others.
+    """
+    names = LearntNames(known)
+    for match in others:
+        family, name = split_key(match.ref)
+        if family == ACTIVATION and len(match.recipe.keys) == 1 and names.agree(name, split_key(match.cand)[1]):
+            yield match
+
+
 @lru_cache(maxsize=_KEPT)
 def _parsed(name: str) -> _Name:
     words: Sequence[str] = _NUMBER.split(name)

@@ -1,13 +1,14 @@
 """`by_parts` matches packed parameters and inputs of one dump with separate ones of the other.
 
-PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of `[4
-width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of senders
-and one of receivers. The kernels of experts may be stacked in two axes, `[layers, experts, in, out]`. A packed tensor
-is matched where every part of it is found, by values, among tensors that nothing else matched; parts of several sizes,
-as where queries share keys and values, are matched by `uneven_parts`. Where parts are equal, as biases that are all
-zero, the names of a packed tensor whose values decide show which is which, or else the gradients, or the numbers of the
-layers in order. Those names also show the parts of a packed tensor whose values are wrong: of one of the same shape, or
-of another parameter of the same layer. A single wrong part is the one that is called as the others are.
+PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
+`[4 width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of
+senders and one of receivers. The kernels of experts may be stacked in two axes, `[layers, experts, in, out]`. A
+packed tensor is matched where every part of it is found, by values, among tensors that nothing else matched; parts of
+several sizes, as where queries share keys and values, are matched by `uneven_parts`, and those beside zeros by
+`parts_beside_zeros`. Where parts are equal, as biases that are all zero, the names of a packed tensor whose values
+decide show which is which, or else the gradients, or the numbers of the layers in order. Those names also show the
+parts of a packed tensor whose values are wrong: of one of the same shape, or of another parameter of the same layer.
+A single wrong part is the one that is called as the others are.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from gradscope.comparison.pairing.values.parts.part_candidates import (
     constant_of,
     layer_of,
 )
+from gradscope.comparison.pairing.values.parts.parts_beside_zeros import parts_beside_zeros
 from gradscope.comparison.pairing.values.parts.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, gradient_key, split_key
@@ -59,7 +61,9 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     for packed in _found(dumps.ref, ref, dumps.cand, cand, possible, of_ref=True):
         taken |= {packed.key, *packed.parts}
         yield from packed.matches(dumps, of_ref=True)
-    yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
+    free = [[key for key in keys if key not in taken] for keys in (ref, cand)]
+    yield from uneven_parts(dumps, *free)
+    yield from parts_beside_zeros(dumps, *free)
 
 
 def _input_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:

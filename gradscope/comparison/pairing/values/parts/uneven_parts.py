@@ -138,7 +138,7 @@ def _with_heads(part: Shape) -> Iterator[JoinedAxes]:
 def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape, JoinedAxes]]:
     """Yields shapes of parts, () for all of as many axes as a tensor, and the orders that their axes may have in it."""
     yield from (((), JoinedAxes(order)) for order in permutations(range(len(packed))))
-    for shape in dict.fromkeys(each for each in parts if len(each) > len(packed)):
+    for shape in dict.fromkeys(each for each in parts if len(each) == len(packed) + 1):
         for axes in _with_heads(shape):
             if sum(one != other for one, other in zip(axes.shape, packed, strict=True)) == 1:
                 yield shape, axes

@@ -288,3 +288,13 @@ def test_parts_are_found_between_precisions(dtype: str, short: str) -> None:
     dumps = {name: dump_of(each) for name, each in sides.items()}
     assert matched(dumps["apart"], dumps["packed"]) == matched(dump_of(own), dump_of(packed))
     assert matched(dumps["packed"], dumps["apart"]) == matched(dump_of(packed), dump_of(own))
+
+
+def test_parts_of_a_rank_that_the_rows_of_a_packed_tensor_have_not_are_none_of_it() -> None:
+    random = np.random.default_rng(0)
+    rows = {f"bias{n}": random.normal(size=8) for n in range(8)}
+    heads = {f"keys{n}": random.normal(size=(2, 2, 4)) for n in range(8)}
+    packed = dump_of({"packed": random.normal(size=(24, 8))})
+    apart = dump_of({**rows, **heads})
+    assert not matched(packed, apart)
+    assert not matched(apart, packed)
