@@ -68,7 +68,8 @@ def test_a_narrow_terminal_keeps_the_curve_before_the_slope() -> None:
     trend = Trend.of(steps, 1.234e-5 * np.power(0.8, steps), np.zeros(24))
     tensor = TensorRow(family="slot/nu", name="blocks/0/attention/norm1/scale", shape=(4,))
     report = RunReport(
-        command="show", path="run", taken=24, alarms=(), steps={"step": steps},
+        command="show", path="run", taken=24, alarms=(),
+        steps={"step": steps, "grad_norm": np.ones(24), "update_norm": np.ones(24)},
         losses={"step": steps, "loss": np.ones(24)}, overview=True,
         trends=(TrendRow(tensor=tensor, column="l2", trend=trend),),
     )  # fmt: skip
