@@ -271,3 +271,24 @@ def test_a_gradient_that_a_mask_drops_is_passed_over_although_the_dump_has_it() 
     (origin,) = dump.origins
     assert (origin.direction, origin.primitive) == ("backward", "sqrt")
     assert origin.name.startswith("first")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("broken", ["batch", "both"])
+def test_an_input_that_is_not_finite_is_no_place_where_a_nan_was_made(dtype: str, broken: str) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("scores"):
+            y = x * w
+        return jnp.log(jnp.exp(y - y.max()).sum())
+
+    x = jnp.array([1.0, jnp.inf, 2.0], dtype)
+    w = jnp.array([1.0, 1.0, jnp.nan if broken == "both" else 1.0], dtype)
+    dump = gs.capture(loss, w, x)
+    first = dump.findings()[0]
+    assert first.rule in ("nonfinite", "overflow")
+    if broken == "both":  # the NaN is that of the parameter
+        assert (first.family, first.why) == ("param", "has 1 NaN and 0 Inf before anything is computed (element [2])")
+    else:
+        assert first.family == "input"
+        assert first.why == "has 0 NaN and 1 Inf of 3 elements: it was not finite before anything was computed"
+        assert dump.origins[0].primitive == "sub"

@@ -105,6 +105,8 @@ def _birth(first: Entry) -> str:
 
 
 def _is_at(evidence: RuleEvidence, origins: Sequence[Suspect], first: Entry) -> bool:
+    if first.family in _GIVEN:  # no operation has begun before it
+        return any(naming.split_key(origin.name)[0] in _GIVEN for origin in evidence.manifest.origins)
     around = {layer.path for layer in evidence.with_those_around(first.site.layer)} - {first.name}
     return any(origin.begin <= first.site.index or _is_in_layer_of(first, origin.finding, around) for origin in origins)
 
