@@ -146,14 +146,14 @@ def padded_otherwise(form: KernelForm) -> Iterator[KernelForm]:
 
 
 def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...]) -> Iterator[KernelForm]:
-    """Yields the forms that three shapes allow, and that take few products.
+    """Yields the forms that three shapes allow, and that take few products; none without elements.
 
     Args:
         kernel: The shape of the kernel.
         read: The shape of what its layer reads.
         output: The shape of the output of its layer.
     """
-    if not read[:1] == output[:1] > (0,):
+    if read[:1] != output[:1] or 0 in (*kernel, *read, *output):
         return
     if len(kernel) == 2 or not len(kernel) == len(read) == len(output):
         for matrix in matrices(kernel):

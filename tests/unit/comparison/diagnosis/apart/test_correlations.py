@@ -140,3 +140,11 @@ def test_a_value_of_another_number_of_channels_makes_no_gradient_of_a_kernel() -
     (form, *_) = forms((12, 6, 3), (3, 12, 8), (3, 6, 16))
     values, gradient = np.ones((3, 6, 16)), np.ones((12, 6, 3))
     assert gradient_error(form, values, values, gradient, most=1e-3) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("kernel", "read", "output"),
+    [((3, 3, 4, 6), (2, 0, 8, 4), (2, 0, 8, 6)), ((3, 3, 4, 6), (2, 1, 8, 4), (2, 0, 8, 6)), ((4, 0), (2, 4), (2, 0))],
+)
+def test_a_layer_without_elements_has_no_form(kernel: Any, read: Any, output: Any) -> None:
+    assert not [*forms(kernel, read, output)]
