@@ -12,6 +12,7 @@ from gradscope.comparison.layout.recipe_steps import (
     RecipeStep,
     Reorder,
     Reshape,
+    ReshapeEach,
     Split,
     Stack,
     Sum,
@@ -34,6 +35,8 @@ def _stacked(step: RecipeStep, count: int) -> RecipeStep:
     match step:
         case Reshape(shape):
             return Reshape((count, *shape))
+        case ReshapeEach(shapes):
+            return ReshapeEach(tuple((count, *shape) for shape in shapes))
         case Transpose(axes):
             return Transpose((0, *(axis + 1 for axis in axes)))
         case Flip(axes):

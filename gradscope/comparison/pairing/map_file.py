@@ -55,8 +55,8 @@ _KEYS: Final = frozenset({"candidate", "reference", "steps"})
 _HINT: Final = "a rule has candidate = 'REGEX', reference = 'TEMPLATE' and perhaps steps = [{ transpose = [1, 0] }]"
 
 _STEP_HINT: Final = (
-    "a step is { transpose = [AXIS, ...] }, { reshape = [SIZE, ...] }, { flip = [AXIS, ...] }, { split = AXIS, into = "
-    "NUMBER or [SIZE, ...] }, { unstack = AXIS }, { reorder = [INDEX, ...] }, { concatenate = AXIS }, { stack = AXIS }"
+    "a step is { transpose = [AXIS, ...] }, { reshape = [SIZE, ...] or [[SIZE, ...], ...] }, { flip = [AXIS, ...] }, "
+    "{ split = AXIS, into = NUMBER or [SIZE, ...] }, { unstack = AXIS }, { reorder = [INDEX, ...] }, { concatenate = AXIS }, { stack = AXIS }"
     ", { sum = AXIS } or { mean = AXIS, weights = [NUMBER, ...] }"
 )
 

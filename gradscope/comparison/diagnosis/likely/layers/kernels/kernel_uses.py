@@ -20,9 +20,11 @@ from gradscope.comparison.diagnosis.likely.layers.kernels.sampled_products impor
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.correlations import Padding, convolutions, matrices
 
-#: The numbers of elements that are computed: first, of those that fit, and of which all functions are computed.
+#: The numbers of elements that are computed first, and for the uses that fit these.
 _FIRST: Final = 8
 _SAMPLE: Final = 64
+
+#: The number of elements that show which functions may have been applied: the others are computed of those alone.
 _FEW: Final = 2
 
 #: The largest number of products for one place of the taps, and of the places that are tried.

@@ -75,3 +75,38 @@ def test_a_map_file_says_the_same(joined_in: str, tmp_path: Path) -> None:
 def test_another_row_is_a_difference() -> None:
     found = gs.compare(_dump("", joined=True), _dump("a vector", joined=False, wrong=True))
     assert found.verdict == "different"
+
+
+def _layers(*, joined: bool, scanned: bool) -> Any:
+    """Three layers, each with a table of its own, under a scan or one after the other."""
+    draw = np.random.default_rng(3).normal
+    tables, kernels = draw(size=(3, 6, 8)).astype(np.float32), draw(size=(3, 8, 8)).astype(np.float32) / 3
+
+    def block(x: Any, weights: Any) -> Any:
+        with jax.named_scope("prompt"):
+            table = weights["table"] if joined else jnp.concatenate([weights["cls"][None], weights["rest"]], 0)
+            x = x + jnp.tanh(x @ table.T) @ table
+        with jax.named_scope("mix"):
+            return jnp.tanh(x @ weights["kernel"])
+
+    def loss(weights: Any, x: Any) -> Any:
+        if scanned:
+            x, _ = jax.lax.scan(lambda x, each: (block(x, each), None), x, weights["blocks"])
+        else:
+            for name, each in weights.items():
+                with jax.named_scope(name):
+                    x = block(x, each)
+        return jnp.square(x).mean()
+
+    stacked = {"table": tables} if joined else {"cls": tables[:, 0], "rest": tables[:, 1:]}
+    stacked["kernel"] = kernels
+    apart = {f"block{at}": {name: each[at] for name, each in stacked.items()} for at in range(3)}
+    return gs.capture(loss, {"blocks": stacked} if scanned else apart, X[:2, :1] * OUT.T[:1], origins=False)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("ref_scanned", "cand_scanned"), [(False, True), (True, False), (True, True)])
+def test_so_may_the_rows_of_layers_under_a_scan(ref_scanned: bool, cand_scanned: bool, joined: bool) -> None:
+    reference = _layers(joined=joined, scanned=ref_scanned)
+    found = gs.compare(reference, _layers(joined=not joined, scanned=cand_scanned))
+    assert found.verdict == "same", found.sentence
