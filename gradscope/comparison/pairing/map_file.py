@@ -56,8 +56,8 @@ _HINT: Final = "a rule has candidate = 'REGEX', reference = 'TEMPLATE' and perha
 
 _STEP_HINT: Final = (
     "a step is { transpose = [AXIS, ...] }, { reshape = [SIZE, ...] or [[SIZE, ...], ...] }, { flip = [AXIS, ...] }, "
-    "{ split = AXIS, into = NUMBER or [SIZE, ...] }, { unstack = AXIS }, { reorder = [INDEX, ...] }, { concatenate = AXIS }, { stack = AXIS }"
-    ", { sum = AXIS } or { mean = AXIS, weights = [NUMBER, ...] }"
+    "{ split = AXIS, into = NUMBER or [SIZE, ...] }, { unstack = AXIS }, { reorder = [INDEX, ...] }, "
+    "{ concatenate = AXIS }, { stack = AXIS }, { sum = AXIS } or { mean = AXIS, weights = [NUMBER, ...] }"
 )
 
 
