@@ -85,6 +85,7 @@ def failures_of_run(path: Path, alarms: Iterable[Alarm] | None, names: frozenset
         alarms: The alarms; None for all that the run has.
         names: The rules and words.
     """
+    from gradscope.history.alarms.alarm_rules import NONFINITE
     from gradscope.history.history_reader import History
     from gradscope.history.views.learning import LEARNING_WORDS, learning
 
@@ -95,9 +96,9 @@ def failures_of_run(path: Path, alarms: Iterable[Alarm] | None, names: frozenset
         for alarm in history.alarms() if alarms is None else alarms:
             place = f"at step {alarm.step}" + ("" if alarm.key is None else f" in {alarm.key}")
             found.setdefault(alarm.rule, []).append(place)
-        if names.intersection(LEARNING_WORDS):
+        if names.intersection((*LEARNING_WORDS, NONFINITE)):
             words = learning(history, history.steps(), history.losses()).words
-            found |= {word: [f"in {path}"] for word in sorted(words)}
+            found = {word: [f"in {path}"] for word in sorted(words)} | found
     return {rule: places for rule, places in found.items() if rule in names}
 
 

@@ -118,9 +118,11 @@ class AlarmWatch:
 
         So does one with a dynamic loss scale, and `optax.apply_if_finite`.
         """
-        if (update := numbers.get("update_norm")) is None:
-            return False
-        if update or all(math.isfinite(numbers.get(column, 0.0)) for column in ("loss", "grad_norm")):
+        update = numbers.get("update_norm")
+        is_finite = all(math.isfinite(numbers.get(column, 0.0)) for column in ("loss", "grad_norm"))
+        if update is None:  # a step that is not recorded is as the recorded one before it
+            return not is_finite and self._left_out_since is not None and number - self._left_out_since < _LEFT_OUT
+        if update or is_finite:
             self._left_out_since = None
             return False
         self._left_out_since = number if self._left_out_since is None else self._left_out_since

@@ -10,6 +10,7 @@ from typing import Final, cast
 import numpy as np
 
 from gradscope.dump.record import Json
+from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.database.schema import FAULTS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault
@@ -19,6 +20,7 @@ from gradscope.history.views.recorded_batches import RecordedBatches, recorded_b
 from gradscope.history.views.updates.between_updates import BetweenUpdates, between_updates
 from gradscope.history.views.updates.climbing import Climb, climb, climbing_parameters
 from gradscope.history.views.updates.frozen_parameters import frozen_parameters
+from gradscope.history.views.updates.left_out_updates import LeftOutUpdates, left_out_updates
 from gradscope.history.views.updates.rounded_updates import rounded_parameters
 from gradscope.history.views.updates.shrinking import Shrinking, shrinking
 from gradscope.history.views.updates.small_updates import SmallUpdates, small_updates
@@ -32,6 +34,7 @@ class Learning:
 
     Attributes:
         faults: What is wrong with the program of the loss, whatever its numbers are.
+        left_out: The updates that all recorded steps leave out, as gradients are not finite; None where one makes any.
         frozen: The parameters that no recorded step changes though they have a gradient.
         between: That all recorded steps are between two updates; None where they are not.
         rounded: The parameters that are too coarse for their updates, which are lost when they are added.
@@ -46,6 +49,7 @@ class Learning:
     """
 
     faults: tuple[LossFault, ...] = ()
+    left_out: LeftOutUpdates | None = None
     frozen: tuple[str, ...] = ()
     between: BetweenUpdates | None = None
     rounded: tuple[str, ...] = ()
@@ -60,9 +64,10 @@ class Learning:
 
     @property
     def words(self) -> frozenset[str]:
-        """The words of `LEARNING_WORDS` for what there is to say."""
+        """The words of `LEARNING_WORDS` for what there is to say, or the name of an alarm."""
         climbs = self.climb or self.climbing
-        said = {"between-updates": self.between, "unchanged": self.frozen, "rounded": self.rounded,
+        said = {NONFINITE: self.left_out, "between-updates": self.between, "unchanged": self.frozen,
+                "rounded": self.rounded,
                 "learning": self.level, "climbing": climbs, "sorted": self.batches.sorted,
                 "out-of-bounds": self.bounds}  # fmt: skip
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
@@ -70,6 +75,7 @@ class Learning:
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
+        found |= {} if self.left_out is None else {"left_out": asdict(self.left_out)}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
         found |= {} if self.between is None else {"between_updates": asdict(self.between)}
         found |= {"rounded": list(self.rounded)} if self.rounded else {}
@@ -121,7 +127,8 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     """
     level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=stated_faults(history), frozen=frozen_parameters(history), between=between_updates(history, steps),
+        faults=stated_faults(history), left_out=left_out_updates(steps, losses),
+        frozen=frozen_parameters(history), between=between_updates(history, steps),
         rounded=rounded_parameters(history), level=level, climb=climbs,
         small=None if level is None else small_updates(history, steps, losses),
         uneven=None if level is None else uneven_updates(history),

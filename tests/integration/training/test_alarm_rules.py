@@ -446,6 +446,18 @@ def test_a_step_that_makes_no_update_of_what_is_not_finite_is_sound(
     assert [(alarm.step, alarm.rule) for alarm in alarms] == [(step, "nonfinite") for step in found]
 
 
+@pytest.mark.parametrize(("update", "found"), [(0.0, [32]), (1e-3, [0]), (None, [0])])
+def test_so_are_steps_behind_it_that_are_not_recorded(update: float | None, found: list[int]) -> None:
+    watch, alarms = AlarmWatch({}), list[Alarm]()
+    for step in range(60):
+        of_recorded = (
+            {"grad_norm": float("nan"), "update_norm": update} if step % 10 == 0 and update is not None else {}
+        )
+        alarms += watch.step(step, {"loss": float("nan"), **of_recorded})
+        watch = again(watch, {}, step)
+    assert [(alarm.step, alarm.rule) for alarm in alarms] == [(step, "nonfinite") for step in found]
+
+
 def test_what_sound_schedules_do_is_no_alarm() -> None:
     def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8

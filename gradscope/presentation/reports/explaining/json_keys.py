@@ -144,6 +144,8 @@ _RUN: Final = {
     "steps, and the median `cosine`; or the `parameters` whose updates alone do; with the trends or the last step",
     "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "
     "leaves them that was told so; with the trends or the last step",
+    "left_out": "Where no recorded step makes an update, as its gradients are not finite and it leaves them out, the "
+    "`count` of these steps; with the trends or the last step",
     "between_updates": "Where no recorded step updates the parameters, which move between them, the `count` of these "
     "steps and the distance from one to the next, `every`; with the trends or the last step",
     "rounded": "The parameters of a short dtype whose updates are lost when they are added; with the trends or the "

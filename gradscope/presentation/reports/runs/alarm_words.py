@@ -49,9 +49,12 @@ def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -
     same = "; all recorded batches are one" if learning.batches.same else ""
     look = f"; look at {' and '.join(map(repr, told))}" if told else ""
     found = "no alarm" if recorded else "no step is recorded"
+    found += "" if learning.left_out is None else ", but no recorded step made an update"
     found += "" if learning.level is None else f", but the loss has {learning.level.verb}"
     return Note(
-        label="verdict", text=f"{found}{same}{look}", style=GOOD if recorded and not (told or same) else DOUBTFUL
+        label="verdict",
+        text=f"{found}{same}{look}",
+        style=GOOD if recorded and not (told or same or learning.left_out) else DOUBTFUL,
     )
 
 

@@ -15,6 +15,7 @@ from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.history.views.recorded_batches import SortedInput
 from gradscope.history.views.updates.climbing import Climb
+from gradscope.history.views.updates.left_out_updates import leaves_out
 from gradscope.history.views.updates.small_updates import EPSILON, SmallUpdates
 from gradscope.naming import printable
 from gradscope.naming.wording import percent
@@ -68,7 +69,7 @@ def steps_words(taken: int, steps: Mapping[str, np.ndarray], learning: Learning)
         steps: What was recorded of each step, by column.
         learning: What the run says of its batches.
     """
-    left_out = int(((steps["update_norm"] == 0) & ~np.isfinite(steps["grad_norm"])).sum())
+    left_out = int(leaves_out(steps).sum())
     of_updates = f"{count(left_out)} made no update, as gradients were not finite" if left_out else ""
     parts = [each for each in ("all of one batch" if learning.batches.same else "", of_updates) if each]
     words = f" ({'; '.join(parts)})" if parts else ""
