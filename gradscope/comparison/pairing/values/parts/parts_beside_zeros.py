@@ -18,7 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import wide_values
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split, Transpose
+from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, ReshapeEach, Split, Transpose
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.values.parts.part_candidates import constant_of
@@ -73,14 +73,11 @@ def _matches(dumps: Dumps, key: str, joined: Array, singles: Mapping[str, Array]
             ordered: tuple[RecipeStep, ...] = (Transpose(order),) if order != (*range(joined.ndim),) else ()
             flat: tuple[RecipeStep, ...] = (Reshape((-1,)),) if joined.ndim > 1 else ()
             split = Split(0, tuple(size for _, size in parts))
-            found: list[Match] = []
-            for place, (name, _) in enumerate(parts):
-                if name:
-                    shape = dumps.ref.entry(name).shape
-                    whole: tuple[RecipeStep, ...] = (Reshape(shape),) if len(shape) > 1 else ()
-                    recipe = Recipe(keys=(key,), steps=(*ordered, *flat, split, *whole), part=place)
-                    found.append(Match(ref=name, recipe=recipe, matched_by="fingerprint"))
-            return found
+            shapes = tuple(dumps.ref.entry(name).shape if name else (size,) for name, size in parts)
+            own: tuple[RecipeStep, ...] = (ReshapeEach(shapes),) if any(len(shape) > 1 for shape in shapes) else ()
+            recipes = (Recipe(keys=(key,), steps=(*ordered, *flat, split, *own), part=at) for at in range(len(parts)))
+            named = ((name, recipe) for (name, _), recipe in zip(parts, recipes, strict=True) if name)
+            return [Match(ref=name, recipe=recipe, matched_by="fingerprint") for name, recipe in named]
     return []
 
 

@@ -69,6 +69,14 @@ def test_biases_beside_zeros_are_found_in_a_joined_one(
     assert all(np.array_equal(made[name], params[name].reshape(shape)) for name in made)
 
 
+def test_biases_beside_zeros_may_have_shapes_of_their_own() -> None:
+    params, gradients = biases()
+    shapes = {"query": (2, 4), "value": (8,)}
+    apart = ({name: each.reshape(shapes[name]) for name, each in some.items()} for some in (params, gradients))
+    made = found(dump_of(*apart), dump_of({"qkv": joined(params)}, {"qkv": joined(gradients)}))
+    assert {name: each.shape for name, each in made.items()} == shapes
+
+
 def test_the_bias_of_values_is_found_beside_zeros_alone() -> None:
     params, gradients = biases()
     one = dump_of({"kv": joined(params)[8:]}, {"kv": joined(gradients)[8:]})
