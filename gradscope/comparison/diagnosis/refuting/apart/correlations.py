@@ -153,7 +153,7 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
         read: The shape of what its layer reads.
         output: The shape of the output of its layer.
     """
-    if read[:1] != output[:1] or 0 in (*kernel, *read, *output):
+    if not read[:1] == output[:1] > (0,) or 0 in (*kernel, *read, *output):
         return
     if len(kernel) == 2 or not len(kernel) == len(read) == len(output):
         for matrix in matrices(kernel):

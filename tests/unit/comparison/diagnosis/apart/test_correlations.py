@@ -144,7 +144,12 @@ def test_a_value_of_another_number_of_channels_makes_no_gradient_of_a_kernel() -
 
 @pytest.mark.parametrize(
     ("kernel", "read", "output"),
-    [((3, 3, 4, 6), (2, 0, 8, 4), (2, 0, 8, 6)), ((3, 3, 4, 6), (2, 1, 8, 4), (2, 0, 8, 6)), ((4, 0), (2, 4), (2, 0))],
+    [
+        ((3, 3, 4, 6), (2, 0, 8, 4), (2, 0, 8, 6)),
+        ((3, 3, 4, 6), (2, 1, 8, 4), (2, 0, 8, 6)),
+        ((4, 0), (2, 4), (2, 0)),
+        ((1, 1), (), ()),
+    ],
 )
-def test_a_layer_without_elements_has_no_form(kernel: Any, read: Any, output: Any) -> None:
+def test_a_layer_without_elements_or_axes_has_no_form(kernel: Any, read: Any, output: Any) -> None:
     assert not [*forms(kernel, read, output)]
