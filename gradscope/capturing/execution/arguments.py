@@ -6,7 +6,7 @@ They come from the model's own `init` and `batch`, or from a checkpoint, a data 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,9 +20,11 @@ from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoints import variables_from_file
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
+from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel, convolution_kernels
 from gradscope.tracing.leaves import changed
 from gradscope.tracing.loading.batches import DataRequest
 from gradscope.tracing.loading.model import Model
+from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.user_frames import user_code
 
 #: Number of examples in a batch where neither the user nor the model gives one.
@@ -129,7 +131,7 @@ def model_arguments(
         notes = own.notes
         variables, make_variables = _restored(converted("checkpoint", own.value, dtype), variables)
     elif checkpoint is not None:
-        saved = variables_from_file(checkpoint, variables, make_variables)
+        saved = variables_from_file(checkpoint, variables, make_variables, lambda: _kernels(model, variables, batch))
         notes = saved.notes
         variables, make_variables = _restored(converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
@@ -144,6 +146,12 @@ def model_arguments(
             return made, make_batch()
 
     return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes, absent=absent)
+
+
+def _kernels(model: Model, variables: Any, batch: Any) -> Mapping[int, ConvolutionKernel]:
+    """Returns the variables that a model convolves with, by position."""
+    with user_code(f"loss of {model.name}"):
+        return convolution_kernels(trace_loss(model.loss, variables, batch).root)
 
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:

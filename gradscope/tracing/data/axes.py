@@ -5,16 +5,21 @@ PyTorch stores a dense kernel as (outputs, inputs) and a convolution's as (outpu
 prove it. Tensors of one rank that have the same last name in the file, and one in the model (`weight` and `kernel`),
 are stored in one order: a square kernel, whose shape shows nothing, follows the others. Where those show nothing
 either, a kernel of the same last name is taken as it is, and one of another is refused.
+
+The kernel of a transposed convolution is told by what the model's program does with it, or by its inputs that come
+first. PyTorch's is (inputs, outputs, height, width), and that of the convolution whose gradient the layer is: it is put
+into the model's order and reversed in space, unless the program does that. One of yet another order is refused.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradscope.tracing.data.variable_names import components
+from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
 
 #: An order of axes, as `numpy.transpose` takes it.
 Axes: TypeAlias = tuple[int, ...]
@@ -29,17 +34,19 @@ class Stored:
         name: Its name in the file.
         shape: Its shape in the file.
         needed: Its shape in the model.
+        kernel: What its axes are, where the model convolves with it, and that is known.
     """
 
     variable: str
     name: str
     shape: tuple[int, ...]
     needed: tuple[int, ...]
+    kernel: ConvolutionKernel | None = None
 
     @property
-    def role(self) -> tuple[str, str, int]:
+    def role(self) -> tuple[str, str, int, bool]:
         """What it has in common with the variables that are stored in the same order."""
-        return components(self.name)[-1], components(self.variable)[-1], len(self.shape)
+        return components(self.name)[-1], components(self.variable)[-1], len(self.shape), self.is_transposed
 
     @property
     def renamed(self) -> bool:
@@ -54,6 +61,45 @@ class Stored:
         """Returns its shape in an order of axes."""
         return tuple(self.shape[axis] for axis in axes)
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether it is the kernel of a transposed convolution."""
+        fitting = self.fitting()
+        return self.kernel is not None and (
+            self.kernel.dilated or (_as_usual(self.kernel) not in fitting and self._as_transposed() in fitting)
+        )
+
+    def flips(self, axes: Axes) -> tuple[int, ...]:
+        """Returns the axes of the model's kernel that are reversed, where an order of axes is that of PyTorch's."""
+        kernel = self.kernel
+        if kernel is None or kernel.flipped or not (self.is_transposed or kernel.padded):
+            return ()
+        return kernel.spatial if axes == self._as_transposed() else ()
+
+    def possible(self, alike: frozenset[Axes]) -> tuple[frozenset[Axes], bool]:
+        """Returns the orders of axes that it may have, and whether one of them is known to be the file's.
+
+        Args:
+            alike: Those in which all variables of its role have the model's shapes; empty where there are none.
+        """
+        orders = alike or self.fitting()
+        identity = tuple(range(len(self.shape)))
+        if orders == frozenset({identity}) or (identity in alike and not self.renamed):
+            return frozenset({identity}), True
+        if self.is_transposed:
+            stored = orders & {self._as_transposed()} if identity not in orders else frozenset[Axes]()
+            return stored or orders, bool(stored)
+        if self.kernel is not None and self.kernel.padded and orders == frozenset({_as_usual(self.kernel)}):
+            orders |= self.fitting() & {self._as_transposed()}
+        return orders, len(orders) == 1
+
+    def _as_transposed(self) -> Axes:
+        """Returns PyTorch's order of the axes of a transposed convolution's kernel; of groups, only of one channel."""
+        kernel = self.kernel
+        if kernel is None or (kernel.groups > 1 and self.needed[kernel.inputs] > 1):
+            return ()
+        return _as_usual(kernel if kernel.groups > 1 else replace(kernel, inputs=kernel.outputs, outputs=kernel.inputs))
+
 
 def infer_axes(stored: Iterable[Stored]) -> tuple[dict[str, Axes], dict[str, frozenset[Axes]]]:
     """Returns the order of axes of each variable, and the possible orders of those for which nothing decides.
@@ -65,7 +111,7 @@ def infer_axes(stored: Iterable[Stored]) -> tuple[dict[str, Axes], dict[str, fro
         The orders by path of the variable, without those that fit in no order; and the possible orders, by path, of
         those that fit in several.
     """
-    by_role: defaultdict[tuple[str, str, int], list[Stored]] = defaultdict(list)
+    by_role: defaultdict[tuple[str, str, int, bool], list[Stored]] = defaultdict(list)
     for each in stored:
         if each.fitting():
             by_role[each.role].append(each)
@@ -74,12 +120,9 @@ def infer_axes(stored: Iterable[Stored]) -> tuple[dict[str, Axes], dict[str, fro
     for alike in by_role.values():
         common = frozenset.intersection(*(each.fitting() for each in alike))
         for each in alike:
-            orders = common or each.fitting()
-            identity = tuple(range(len(each.shape)))
-            if len(orders) == 1:
+            orders, is_known = each.possible(common)
+            if is_known:
                 decided[each.variable] = next(iter(orders))
-            elif identity in common and not each.renamed:
-                decided[each.variable] = identity
             else:
                 open_[each.variable] = orders
     return decided, open_
@@ -92,6 +135,12 @@ def rearranged(axes: Mapping[str, Axes]) -> dict[Axes, list[str]]:
         if order != tuple(range(len(order))):
             found[order].append(variable)
     return dict(found)
+
+
+def _as_usual(kernel: ConvolutionKernel) -> Axes:
+    """Returns the order of axes that makes a kernel of one that has its outputs first and then its inputs."""
+    places = {kernel.outputs: 0, kernel.inputs: 1, **{axis: at for at, axis in enumerate(kernel.spatial, start=2)}}
+    return tuple(places[axis] for axis in range(len(places)))
 
 
 def _orders(rank: int) -> set[Axes]:

@@ -14,8 +14,8 @@ A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,12 +33,13 @@ from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.files.checkpoint_folders import choice_note
-from gradscope.tracing.data.mismatches import in_groups, listed, mismatches, shortened
+from gradscope.tracing.data.mismatches import dtype_notes, in_groups, listed, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
 from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables
+from gradscope.tracing.data.variable_names import Matches, by_position, collection_of, components, find_variables
+from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
 from gradscope.tracing.leaves import Leaf, variable_leaves
 
 
@@ -55,13 +56,20 @@ class Checkpoint:
     notes: tuple[str, ...]
 
 
-def variables_from_file(request: CheckpointRequest, expected: Any, make: Callable[[], Any]) -> Checkpoint:
+def variables_from_file(
+    request: CheckpointRequest,
+    expected: Any,
+    make: Callable[[], Any],
+    kernels: Callable[[], Mapping[int, ConvolutionKernel]] = dict,
+) -> Checkpoint:
     """Returns the variables of a checkpoint.
 
     Args:
         request: The checkpoint, see `gradscope.tracing.data.files.checkpoint_files`, and what is done to its tensors.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `init` would return.
         make: Returns `init`'s variables; called where the checkpoint lacks random keys.
+        kernels: Returns those of the variables that the model convolves with, by position; called where the file has
+            tensors of more than two axes in another order.
 
     Returns:
         The variables.
@@ -80,24 +88,24 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
     with open_checkpoint(request.path) as saved:
         tensors = request.renamed(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
-        found = _in_order(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
+        found = by_position(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
         found = _without_bare_keys(found, leaves, tensors)
         reshaped = but_for_axes_of_one(found, leaves, tensors)
         tensors |= reshaped
         of_kept = None
         if kept:
-            whole = _in_order(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
+            whole = by_position(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
             names = (name for path, name in zip(full, whole.names, strict=True) if path in kept and name)
             of_kept = frozenset(names) - {*found.names}
         file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found,
-                     kept=of_kept)  # fmt: skip
+                     kept=of_kept, kernels=lambda: {full[at]: kernel for at, kernel in kernels().items()})  # fmt: skip
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if kept or None in found.names else []
         arrays = [
-            made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path])
+            made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path], file.flips(path, axes))
             for at, path, name, leaf in zip(wanted, paths, found.names, leaves, strict=True)
         ]
-    notes = [*choice_note(request.path), *file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)]
+    notes = [*choice_note(request.path), *file.notes(axes), *axes_notes(reshaped), *dtype_notes(leaves, arrays)]
     notes += count_notes(paths, found, tensors, arrays)
     if kept:
         notes.append(f"as init makes them (--keep-init): {', '.join(shortened(in_groups(kept, paths)))}")
@@ -116,6 +124,7 @@ class _File:
         variables: The model's variables by path.
         found: Where they are.
         kept: The names of the tensors that variables have which are not read; None where all are.
+        kernels: Returns the variables that the model convolves with, by path.
     """
 
     path: Path
@@ -123,6 +132,7 @@ class _File:
     variables: Mapping[str, Leaf]
     found: Matches
     kept: frozenset[str] | None
+    kernels: Callable[[], Mapping[str, ConvolutionKernel]]
 
     def axes(self) -> dict[str, Axes]:
         """Returns the order of axes of each variable that the file has.
@@ -145,11 +155,15 @@ class _File:
         if undecided:
             stored = [self._stored[path] for path in undecided]
             which = ", ".join(shortened([f"{printable(each.name)} {list(each.shape)}" for each in stored]))
-            raise self._refused(
-                f"the axes of {which} fit in more than one order, and no other tensor tells which",
-                axes_hint(stored, undecided),
-            )
+            several = "fit in more than one order, and no other tensor tells which"
+            backward = "are those of a transposed convolution, whose order and direction nothing tells"
+            problem = backward if all(each.is_transposed for each in stored) else several
+            raise self._refused(f"the axes of {which} {problem}", axes_hint(stored, undecided))
         return {**known, **axes}
+
+    def flips(self, path: str, axes: Mapping[str, Axes]) -> tuple[int, ...]:
+        """Returns the axes of a variable that are reversed once they are in the model's order."""
+        return () if self.tensors[self._names[path]].exact else self._stored[path].flips(axes[path])
 
     def notes(self, axes: Mapping[str, Axes]) -> Iterator[str]:
         """Yields sentences about where the variables are, what was left out, and which axes have another order."""
@@ -168,6 +182,9 @@ class _File:
         yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
             yield f"axes put into the order {list(order)}: {listed(self._stored[path].name for path in paths)}"
+        flipped = [self._stored[path].name for path in axes if self.flips(path, axes)]
+        if flipped:
+            yield f"reversed in space, as kernels of transposed convolutions: {listed(flipped)}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
         left_out = unsaved_counts(self.variables, self.variables.keys() - self._names.keys(), self.tensors)
@@ -246,7 +263,7 @@ class _File:
 
     @cached_property
     def _stored(self) -> dict[str, Stored]:
-        return {
+        stored = {
             path: Stored(
                 variable=path,
                 name=self.tensors[name].origin or name,
@@ -255,11 +272,10 @@ class _File:
             )
             for path, name in self._names.items()
         }
-
-
-def _in_order(positions: Iterable[int], tensors: Mapping[str, SavedTensor]) -> Matches:
-    """Returns the variables of a file without names, whose tensors are in the order of the model's variables."""
-    return Matches(names=tuple(str(n) if str(n) in tensors else None for n in positions), homes={}, rivals={})
+        if any(len(each.shape) > 2 and each.renamed and each.fitting() for each in stored.values()):
+            kernels = self.kernels()
+            return {path: replace(each, kernel=kernels.get(path)) for path, each in stored.items()}
+        return stored
 
 
 def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
@@ -271,25 +287,13 @@ def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[
     return replace(found, names=names)
 
 
-def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes) -> Any:
+def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes, flips: Axes) -> Any:
     """Returns an array with its axes in the model's order; typed random keys, of which a file has the data, as such."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return array.transpose(axes)
+        return np.flip(array.transpose(axes), flips)
     return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
 def _is_coarser(saved: SavedTensor, leaf: Leaf) -> bool:
     """Returns whether a tensor has whole numbers in place of fractions."""
     return jnp.issubdtype(leaf.dtype, jnp.floating) and saved.shape != () and saved.dtype.startswith(("int", "uint"))
-
-
-def _dtype_notes(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> Iterator[str]:
-    kept = Counter(
-        (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
-        for leaf, array in zip(leaves, arrays, strict=True)
-    )
-    for (saved, made), count in kept.items():
-        if saved != made:
-            # JAX promotes no such type, and operations on it end with an error.
-            converted = f"; --dtype {made} converts them" if saved.startswith("float8") else ""
-            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}{converted}"

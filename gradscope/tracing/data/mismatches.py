@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.frameworks.modules.adapter import Described
@@ -174,3 +175,16 @@ def _as_read(dtype: Any) -> Any:
 
 def _described(path: str, tensor: Described) -> str:
     return f"{printable(path)} {tensor.dtype}{list(tensor.shape)}"
+
+
+def dtype_notes(expected: Sequence[Described], arrays: Sequence[np.ndarray]) -> Iterator[str]:
+    """Yields a sentence about each dtype that arrays have in place of that of the variables which they are."""
+    kept = Counter(
+        (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
+        for leaf, array in zip(expected, arrays, strict=True)
+    )
+    for (saved, made), count in kept.items():
+        if saved != made:
+            # JAX promotes no such type, and operations on it end with an error.
+            converted = f"; --dtype {made} converts them" if saved.startswith("float8") else ""
+            yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}{converted}"

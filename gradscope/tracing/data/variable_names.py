@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -111,6 +111,11 @@ def component_ends(name: str) -> Iterator[int]:
     inner = _KEY.finditer(name) if is_path_of_keys(name) else re.finditer(r"[^/.]+(?=[/.])", name)
     yield from (end for each in inner if (end := each.end()) < len(name))
     yield len(name)
+
+
+def by_position(positions: Iterable[int], tensors: Container[str]) -> Matches:
+    """Returns the variables of a file without names, whose tensors are in the order of the model's variables."""
+    return Matches(names=tuple(str(n) if str(n) in tensors else None for n in positions), homes={}, rivals={})
 
 
 def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collection[str]) -> Matches:

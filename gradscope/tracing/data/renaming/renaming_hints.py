@@ -96,17 +96,24 @@ def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -
     first = stored[0]
     possible = orders[first.variable]
     identity = tuple(range(len(first.shape)))
-    written = [f"[{{ transpose = {list(each)} }}]" for each in sorted(possible - {identity})]
+    written = [_steps(each, first.flips(each)) for each in sorted(possible - {identity})]
     others = [*written[1:], *(["no steps, as it is"] if identity in possible else [])]
-    return "\n".join(
-        [
-            "state it in a file for --map FILE, in one rule for each, or for several by a regular expression:",
-            "  [[rule]]",
-            f"  candidate = '{printable(re.escape(first.name))}'",
-            f"  reference = '{printable(first.variable)}'",
-            f"  steps = {written[0]}" + (f"  # or {' or '.join(others)}" if others else ""),
-        ]
-    )
+    lines = [
+        "state it in a file for --map FILE, in one rule for each, or for several by a regular expression:",
+        "  [[rule]]",
+        f"  candidate = '{printable(re.escape(first.name))}'",
+        f"  reference = '{printable(first.variable)}'",
+        f"  steps = {written[0]}" + (f"  # or {' or '.join(others)}" if others else ""),
+    ]
+    if first.is_transposed and first.kernel is not None:
+        step = f"{{ flip = {list(first.kernel.spatial)} }}"
+        lines.append(f"{step} as the last step reverses it: libraries differ in that for transposed convolutions")
+    return "\n".join(lines)
+
+
+def _steps(order: Axes, flips: Axes) -> str:
+    """Returns the steps of a rule that put axes into an order and reverse some of them."""
+    return f"[{{ transpose = {list(order)} }}{f', {{ flip = {list(flips)} }}' if flips else ''}]"
 
 
 def other_hint(
