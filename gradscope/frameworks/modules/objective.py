@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -27,6 +28,9 @@ DEFAULT_LOSS: Final[LossName] = "mse"
 
 #: The collection of losses that a module adds to that of its outputs, among those that its call updates.
 ADDED_LOSSES: Final = "added_losses"
+
+#: The collection in which modules of Flax leave losses for the training loop to add, as `sow("losses", ...)` does.
+_SOWN_LOSSES: Final = "losses"
 
 #: The name of the only labels, among labels by output.
 ONLY: Final = ""
@@ -155,6 +159,7 @@ class LossOfOutputs:
         added = len(called.updated.get(ADDED_LOSSES, {}))
         left = [path for path in everything if path not in counted]
         left += [added_in_words(added)] * bool(added and not self.adds)
+        left += _sown(called.updated.get(_SOWN_LOSSES, {}))
         words = " and ".join(path or "the output" for path in counted)
         words += f" and {added_in_words(added)}" if added and self.adds else ""
         return f"{self.name} of {words}" + (f"; not counted: {', '.join(left)}" if left else "") + self.not_run
@@ -167,6 +172,17 @@ class LossOfOutputs:
 def added_in_words(count: int) -> str:
     """Returns the losses that a module adds, in words."""
     return "1 loss that the model adds" if count == 1 else f"{count} losses that the model adds"
+
+
+def _sown(losses: Mapping[str, Any]) -> list[str]:
+    """Returns the losses that the modules of a model sow, in words; all that one module sows under one name are one."""
+    flat = jax.tree_util.tree_leaves_with_path(losses, is_leaf=lambda each: not isinstance(each, Mapping))
+    paths = [f"{_SOWN_LOSSES}/{jax.tree_util.keystr(path, simple=True, separator='/')}" for path, _ in flat]
+    return (
+        [f"{len(paths)} losses that are sown, as {paths[0]}"]
+        if len(paths) > 1
+        else [f"{path}, which is sown" for path in paths]
+    )
 
 
 def total(values: Sequence[Array]) -> Array:
