@@ -16,10 +16,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gradscope.tracing.data.variable_names import components
 from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
+
+#: What is said of a transposed convolution's kernel that is reversed, and of one that is not and may be PyTorch's.
+_REVERSED: Final = "reversed in space, as kernels of transposed convolutions"
+_AS_IT_IS: Final = "taken as they are, where PyTorch's kernels of transposed convolutions would have to be reversed"
 
 #: An order of axes, as `numpy.transpose` takes it.
 Axes: TypeAlias = tuple[int, ...]
@@ -55,7 +59,13 @@ class Stored:
 
     def fitting(self) -> frozenset[Axes]:
         """Returns the orders of axes in which it has the model's shape."""
-        return frozenset(axes for axes in _orders(len(self.shape)) if self.in_order(axes) == self.needed)
+        orders = _orders(len(self.shape)) | ({self._as_transposed()} if self.kernel is not None else set())
+        return frozenset(axes for axes in orders if self.in_order(axes) == self.needed)
+
+    @property
+    def as_it_is(self) -> Axes:
+        """The order of axes that it has in the file."""
+        return tuple(range(len(self.shape)))
 
     def in_order(self, axes: Axes) -> tuple[int, ...]:
         """Returns its shape in an order of axes."""
@@ -71,10 +81,18 @@ class Stored:
 
     def flips(self, axes: Axes) -> tuple[int, ...]:
         """Returns the axes of the model's kernel that are reversed, where an order of axes is that of PyTorch's."""
-        kernel = self.kernel
-        if kernel is None or kernel.flipped or not (self.is_transposed or kernel.padded):
+        kernel, order = self.kernel, self._as_transposed()
+        if kernel is None or kernel.flipped or axes != order or axes == self.as_it_is:
             return ()
-        return kernel.spatial if axes == self._as_transposed() else ()
+        # Of groups of one channel, an ordinary kernel has the same order.
+        may_be = kernel.padded and order != _as_usual(kernel)
+        return kernel.spatial if self.is_transposed or may_be else ()
+
+    def is_doubtful(self, axes: Axes) -> bool:
+        """Returns whether it is taken as it is, under a name as PyTorch's are, which would have it otherwise."""
+        kernel = self.kernel
+        otherwise = kernel is not None and (self._as_transposed() != axes or not kernel.flipped)
+        return otherwise and self.is_transposed and axes == self.as_it_is and "." in self.name
 
     def possible(self, alike: frozenset[Axes]) -> tuple[frozenset[Axes], bool]:
         """Returns the orders of axes that it may have, and whether one of them is known to be the file's.
@@ -83,11 +101,10 @@ class Stored:
             alike: Those in which all variables of its role have the model's shapes; empty where there are none.
         """
         orders = alike or self.fitting()
-        identity = tuple(range(len(self.shape)))
-        if orders == frozenset({identity}) or (identity in alike and not self.renamed):
-            return frozenset({identity}), True
+        if orders == frozenset({self.as_it_is}) or (self.as_it_is in alike and not self.renamed):
+            return frozenset({self.as_it_is}), True
         if self.is_transposed:
-            stored = orders & {self._as_transposed()} if identity not in orders else frozenset[Axes]()
+            stored = orders & {self._as_transposed()} if self.as_it_is not in orders else frozenset[Axes]()
             return stored or orders, bool(stored)
         if self.kernel is not None and self.kernel.padded and orders == frozenset({_as_usual(self.kernel)}):
             orders |= self.fitting() & {self._as_transposed()}
@@ -134,6 +151,21 @@ def rearranged(axes: Mapping[str, Axes]) -> dict[Axes, list[str]]:
     for variable, order in axes.items():
         if order != tuple(range(len(order))):
             found[order].append(variable)
+    return dict(found)
+
+
+def said_of_transposed(stored: Iterable[tuple[Stored, Axes]]) -> dict[str, list[str]]:
+    """Returns the names of kernels of transposed convolutions, by what is said of them.
+
+    Args:
+        stored: The variables and their orders of axes.
+    """
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for each, axes in stored:
+        if each.flips(axes):
+            found[_REVERSED].append(each.name)
+        elif each.is_doubtful(axes):
+            found[_AS_IT_IS].append(each.name)
     return dict(found)
 
 

@@ -29,11 +29,11 @@ from gradscope.errors import DumpError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.absent_collections import absence_notes, absent_collections, is_random_key
-from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
+from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged, said_of_transposed
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.files.checkpoint_folders import choice_note
-from gradscope.tracing.data.mismatches import dtype_notes, in_groups, listed, mismatches, shortened
+from gradscope.tracing.data.mismatches import dtype_notes, in_groups, is_coarser, listed, mismatches, shortened
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
@@ -182,9 +182,10 @@ class _File:
         yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
             yield f"axes put into the order {list(order)}: {listed(self._stored[path].name for path in paths)}"
-        flipped = [self._stored[path].name for path in axes if self.flips(path, axes)]
-        if flipped:
-            yield f"reversed in space, as kernels of transposed convolutions: {listed(flipped)}"
+        exact = {path for path, name in self._names.items() if self.tensors[name].exact}
+        inferred = [(each, axes[path]) for path, each in self._stored.items() if path not in exact]
+        for said, kernels in said_of_transposed(inferred).items():
+            yield f"{said}: {listed(kernels)}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
         left_out = unsaved_counts(self.variables, self.variables.keys() - self._names.keys(), self.tensors)
@@ -207,7 +208,7 @@ class _File:
                 prefix=self._prefix(),
                 ruled=self._is_ruled,
                 keeps=self.kept is not None,
-                quantised=[path for path, each in fitting.items() if _is_coarser(each, needed[path])],
+                quantised=[path for path, each in fitting.items() if is_coarser(each, needed[path])],
             )
             if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):
                 hint = other_hint(self.path, self.tensors, unmatched, needed, fits)
@@ -272,7 +273,7 @@ class _File:
             )
             for path, name in self._names.items()
         }
-        if any(len(each.shape) > 2 and each.renamed and each.fitting() for each in stored.values()):
+        if any(len(each.shape) > 2 and (each.renamed or "." in each.name) for each in stored.values()):
             kernels = self.kernels()
             return {path: replace(each, kernel=kernels.get(path)) for path, each in stored.items()}
         return stored
@@ -292,8 +293,3 @@ def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes, flips: Axes) -> Any:
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.flip(array.transpose(axes), flips)
     return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
-
-
-def _is_coarser(saved: SavedTensor, leaf: Leaf) -> bool:
-    """Returns whether a tensor has whole numbers in place of fractions."""
-    return jnp.issubdtype(leaf.dtype, jnp.floating) and saved.shape != () and saved.dtype.startswith(("int", "uint"))

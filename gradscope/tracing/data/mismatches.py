@@ -188,3 +188,12 @@ def dtype_notes(expected: Sequence[Described], arrays: Sequence[np.ndarray]) -> 
             # JAX promotes no such type, and operations on it end with an error.
             converted = f"; --dtype {made} converts them" if saved.startswith("float8") else ""
             yield f"kept as in the checkpoint: {count} of {saved}, where init makes {made}{converted}"
+
+
+def is_coarser(found: Described, needed: Described) -> bool:
+    """Returns whether a tensor has whole numbers in place of fractions."""
+    return (
+        jnp.issubdtype(needed.dtype, jnp.floating)
+        and found.shape != ()
+        and str(found.dtype).startswith(("int", "uint"))
+    )

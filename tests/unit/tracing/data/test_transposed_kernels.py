@@ -120,6 +120,39 @@ def test_groups_of_one_channel_each_are_reversed(tmp_path: Path) -> None:
     assert_the_same_layer(found, kernel, lambda x, w: upsampled(x, w, 2, 6), 2, 6)
 
 
+def of_equinox(images: Any, kernel: Any) -> Any:
+    """Returns a transposed convolution as Equinox's layer has it: (outputs, inputs, height, width), not reversed."""
+    pads = [(size - 1, size - 1) for size in kernel.shape[2:]]
+    return lax.conv_general_dilated(
+        images, kernel, (1, 1), pads, lhs_dilation=(2, 2), dimension_numbers=("NHWC", "OIHW", "NHWC")
+    )
+
+
+def test_a_kernel_with_its_outputs_first_is_told_by_its_shape(tmp_path: Path) -> None:
+    kernel = RANDOM.standard_normal((6, 5, 3, 3)).astype(np.float32)
+    found = read(tmp_path / "saved.npz", kernel, (5, 6, 3, 3), of_equinox)
+    assert_the_same_layer(found, kernel, of_equinox, 2)
+
+
+@pytest.mark.parametrize(("separator", "is_said"), [(".", True), ("/", False)])
+def test_a_square_kernel_of_the_same_name_is_taken_as_it_is_and_that_is_said(
+    separator: str, is_said: bool, tmp_path: Path
+) -> None:
+    kernel, images = (
+        RANDOM.standard_normal((6, 6, 3, 3)).astype(np.float32),
+        jax.ShapeDtypeStruct((1, 3, 4, 6), np.float32),
+    )
+    np.savez(tmp_path / "saved.npz", **{f"up{separator}weight": kernel})
+    expected = {"params": {"up": {"weight": jax.ShapeDtypeStruct(kernel.shape, np.float32)}}}
+    trace = trace_loss(lambda v, x: of_equinox(x, v["params"]["up"]["weight"]).sum(), expected, images)
+    request = CheckpointRequest(path=tmp_path / "saved.npz")
+    found = variables_from_file(request, expected, dict, lambda: convolution_kernels(trace.root))
+    np.testing.assert_array_equal(found.variables["params"]["up"]["weight"], kernel)
+    assert [each for each in found.notes if each.startswith("taken as they are, where PyTorch's")] == [
+        "taken as they are, where PyTorch's kernels of transposed convolutions would have to be reversed: up.weight"
+    ] * is_said
+
+
 def test_where_the_program_tells_too_little_the_user_is_asked(tmp_path: Path) -> None:
     """A square kernel of an ordinary convolution may be that of a transposed one, where the padding is as wide."""
     kernel, other = np.ones((6, 6, 3, 3), np.float32), np.ones((6, 4, 3, 3), np.float32)
