@@ -26,9 +26,10 @@ from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM_GRAD, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, PARAM_GRAD, split_key
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
@@ -175,7 +176,17 @@ def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
         return ""
     which = [*map(str, rows[:MOST_NAMES]), *(["..."] if len(rows) > MOST_NAMES else [])]
     whose = "the reference has none" if has_more.all() else "it has none"
-    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose} (as of PyTorch's `padding_idx`)"
+    looked_up = any(_is_looked_up(*each) for each in ((dumps.ref, match.ref), (dumps.cand, match.cand)))
+    reason = " (as of PyTorch's `padding_idx`)" if looked_up else ""
+    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose}{reason}"
+
+
+def _is_looked_up(source: DumpSource, gradient: str) -> bool:
+    """Returns whether a layer that uses a parameter reads whole numbers, as that does which looks up its rows."""
+    name = split_key(gradient)[1]
+    read = {key for layer in source.manifest.layers if name in layer.params for key in layer.inputs}
+    entries = (each for each in source.manifest.entries if each.family in (ACTIVATION, INPUT) and each.name in read)
+    return any(dtype_class(each.dtype) == "integer" for each in entries)
 
 
 def _stacked(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
