@@ -3,7 +3,8 @@
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the
 first axis (the layers of a scan), a factor (a mean for a sum, a sign), running statistics that are divided by another
 number or move by another share (`running_statistics`), a layer that computes in fewer digits
-(`layers/computed_dtypes`), and a few elements at which rounding decides (`judging/rounding/kinks`).
+(`layers/computed_dtypes`), a few elements at which rounding decides (`judging/rounding/kinks`), and a gradient that is
+missing among those which another one is the sum of (`sum_differences`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import MOST_NAMES, OF_ROWS, OF_SLICES
+from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
+from gradscope.comparison.diagnosis.likely.sum_differences import gradient_in_words
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -68,7 +71,9 @@ def with_likely_causes(
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
+    same = frozenset(each.ref for each in matches if rows[each.ref].status == "same")
     found: dict[str, str] = {}
+    of_terms: dict[str, str] = {}
     for match in differing:
         row = rows[match.ref]
         likely = ""
@@ -77,8 +82,12 @@ def with_likely_causes(
         if row.family == ACTIVATION:
             likely = dtypes.words(match, row)
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
+        if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
+            of_terms[match.ref] = gradient_in_words(dumps, match, same)
     found |= dtypes.first_of_others(matches, rows)
-    return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
+    return {key: replace(rows[key], likely=likely) for key, likely in found.items()} | {
+        key: replace(rows[key], likely=likely, explained=True) for key, likely in of_terms.items() if likely
+    }
 
 
 def _diagnosis(
