@@ -144,9 +144,10 @@ def _directions(
 def _without_growth_behind(gradient: ComparisonRow, forward: ComparisonRow | None) -> ComparisonRow:
     """Returns the first gradient that differs, without the growth of its error behind a forward difference.
 
-    There the rule of its layer kept other values, of which the gradient is made, so that it differs by itself.
+    There the rule of its layer kept other values, of which the gradient is made, so that it differs by itself. Nor does
+    a gradient need it of which is known what the reference's has beside it.
     """
-    behind = forward is not None and forward.index <= gradient.index
+    behind = gradient.explained or (forward is not None and forward.index <= gradient.index)
     return replace(gradient, made_here=False, inputs_paired=False) if behind else gradient
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -25,6 +25,9 @@ _ROUNDING: Final = 1e-5
 #: The relative error up to which values of two programs have the same elements, and the fewest that show that.
 _ALIKE: Final = 1e-4
 _FEWEST: Final = 16
+
+#: What a step is called that returns what it reads.
+_SAME: Final = "identity"
 
 #: The largest number of axes whose orders are tried.
 _MOST_AXES: Final = 5
@@ -75,7 +78,16 @@ def recognised(read: Array, value: Array) -> Iterator[tuple[Operation, list[Oper
     for kind in (_functions(read, value), _reductions(read, value), _orders(read, value), _gates(read, value)):
         found = [each for each in kind if np.linalg.norm(each.apply(read) - value) <= limit]
         if found:
-            yield found[0], [each for each in kind if each not in found]
+            yield _named(found), [each for each in kind if each not in found]
+
+
+def _named(found: Sequence[Operation]) -> Operation:
+    """Returns the first of the operations that make a value, and of an identity says what else it may be.
+
+    A rectifier of positive values returns these.
+    """
+    first, *others = found
+    return Operation(f"{first.words} or {others[0].words}", first.apply) if others and first.words == _SAME else first
 
 
 def in_its_place(read: Array, value: Array, others: Iterable[Array]) -> tuple[Operation, Operation] | None:
@@ -144,7 +156,7 @@ def _functions(read: Array, value: Array) -> list[Operation]:
     """Returns the functions of single elements; none of very many, on all of which each would be tried."""
     if read.shape != value.shape or read.size > MOST_ELEMENTS:
         return []
-    return [Operation("identity", np.copy), *(Operation(name, each) for name, each in ELEMENTWISE.items())]
+    return [Operation(_SAME, np.copy), *(Operation(name, each) for name, each in ELEMENTWISE.items())]
 
 
 def _reductions(read: Array, value: Array) -> list[Operation]:

@@ -165,6 +165,35 @@ def test_rows_in_another_order_than_what_is_read_differ(faulty: dict[str, bool])
         assert found.first_divergence.forward.name == ("joined" if joined and "upper" in faulty else "dense")
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_rows_in_the_order_of_what_a_cell_reads_are_the_same_where_its_output_has_an_axis_more(moved: bool) -> None:
+    kernel, start = _draw(size=(7, 3)), _draw(size=(2, 3))
+    steps = _draw(size=(5, 2, 4))
+
+    def unrolled(weights: Any, batch: Any) -> Any:
+        state, found = batch["start"], []
+        for step in batch["steps"]:
+            with jax.named_scope("cell"):
+                output = jnp.tanh(jnp.concatenate([step, state], -1) @ weights["kernel"])[:, None]
+            state = output[:, 0]
+            found.append(state)
+        return jnp.square(jnp.stack(found) - 0.5).mean()
+
+    def scanned(weights: Any, batch: Any) -> Any:
+        def step(state: Any, step: Any) -> Any:
+            with jax.named_scope("recurrent"):
+                state = jnp.tanh(jnp.concatenate([state, step], -1) @ weights["w"].T)
+            return state, state
+
+        return jnp.square(jax.lax.scan(step, batch["start"], batch["steps"])[1] - 0.5).mean()
+
+    batch = {"start": start, "steps": steps}
+    rows = np.concatenate([kernel[4:], kernel[:4]]) if moved else kernel
+    reference = gs.capture(unrolled, {"kernel": kernel}, batch, origins=False)
+    found = gs.compare(reference, gs.capture(scanned, {"w": rows.T.copy()}, batch, origins=False))
+    assert bool(found) is moved, found.sentence
+
+
 def test_rows_that_are_none_or_several_of_the_parts_show_no_order() -> None:
     one, other = _draw(size=(4, 3)), _draw(size=(4, 3))
     packed = np.stack([one, other], 1).reshape(8, 3)

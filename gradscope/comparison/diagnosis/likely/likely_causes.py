@@ -3,7 +3,8 @@
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the
 first axis (the layers of a scan), a factor (a mean for a sum, a sign), running statistics that are divided by another
 number or move by another share (`running_statistics`), a layer that computes in fewer digits
-(`layers/computed_dtypes`), and a few elements at which rounding decides (`judging/rounding/kinks`).
+(`layers/computed_dtypes`), a few elements at which rounding decides (`judging/rounding/kinks`), and a gradient that is
+missing among those which another one is the sum of (`sum_differences`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import MOST_NAMES, OF_ROWS, OF_SLICES
+from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
+from gradscope.comparison.diagnosis.likely.sum_differences import gradient_in_words
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM_GRAD, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, PARAM_GRAD, split_key
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
@@ -67,7 +71,9 @@ def with_likely_causes(
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
+    same = frozenset(each.ref for each in matches if rows[each.ref].status == "same")
     found: dict[str, str] = {}
+    of_terms: dict[str, str] = {}
     for match in differing:
         row = rows[match.ref]
         likely = ""
@@ -76,8 +82,12 @@ def with_likely_causes(
         if row.family == ACTIVATION:
             likely = dtypes.words(match, row)
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
+        if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
+            of_terms[match.ref] = gradient_in_words(dumps, match, same)
     found |= dtypes.first_of_others(matches, rows)
-    return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
+    return {key: replace(rows[key], likely=likely) for key, likely in found.items()} | {
+        key: replace(rows[key], likely=likely, explained=True) for key, likely in of_terms.items() if likely
+    }
 
 
 def _diagnosis(
@@ -175,7 +185,17 @@ def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
         return ""
     which = [*map(str, rows[:MOST_NAMES]), *(["..."] if len(rows) > MOST_NAMES else [])]
     whose = "the reference has none" if has_more.all() else "it has none"
-    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose} (as of PyTorch's `padding_idx`)"
+    looked_up = any(_is_looked_up(*each) for each in ((dumps.ref, match.ref), (dumps.cand, match.cand)))
+    reason = " (as of PyTorch's `padding_idx`)" if looked_up else ""
+    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose}{reason}"
+
+
+def _is_looked_up(source: DumpSource, gradient: str) -> bool:
+    """Returns whether a layer that uses a parameter reads whole numbers, as that does which looks up its rows."""
+    name = split_key(gradient)[1]
+    read = {key for layer in source.manifest.layers if name in layer.params for key in layer.inputs}
+    entries = (each for each in source.manifest.entries if each.family in (ACTIVATION, INPUT) and each.name in read)
+    return any(dtype_class(each.dtype) == "integer" for each in entries)
 
 
 def _stacked(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:

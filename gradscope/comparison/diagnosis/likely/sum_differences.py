@@ -4,12 +4,15 @@ Neither program may have an entry for the sum: a block of PyTorch adds what it i
 Which values are added up, and which function is applied, the values show by themselves: a value is that of one other
 before it or of the sum of two. Whatever else makes both values, their difference may be a value before them, or that of
 two: the port leaves out a term, or has another one in its place.
+
+`gradient_in_words` tells the same of gradients. A value has the gradients of all that is made of it, added up: behind a
+`stop_gradient`, that of a sum which it is a term of is not among them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -21,7 +24,7 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.layout.layouts import usually_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, INPUT, key_of, printable, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, key_of, printable, split_key
 
 #: The most values before another that may be added up, those nearest to it.
 _MOST_TERMS: Final = 48
@@ -93,6 +96,32 @@ class SumDifferences:
     def _name(self, key: str) -> str:
         """Returns the reference's name of a value of the candidate, or else its own."""
         return _quoted(self._pairs[key].ref if key in self._pairs else key)
+
+
+def gradient_in_words(dumps: Dumps, match: Match, agreeing: Collection[str]) -> str:
+    """Returns a clause about a gradient that the candidate's lacks, or has too many of; "" for none.
+
+    Args:
+        dumps: The dumps.
+        match: The pair of the gradients of a value that agrees.
+        agreeing: The keys of the reference's gradients that agree.
+    """
+    tensors, entry = FloatTensors(dumps.ref), dumps.ref.entry(match.ref)
+    one, other = tensors.tensor(match.ref), FloatTensors(dumps.cand).made(match.recipe)
+    if one is None or other is None or one.shape != other.shape or one.size < _FEWEST or not other.any():
+        return ""
+    later = (key for key in agreeing if split_key(key)[0] == ACTIVATION_GRAD)
+    entries = {key: found for key in later if (found := dumps.ref.entry(key)).site.index > entry.site.index}
+    fitting = [key for key, found in entries.items() if sorted(found.shape) == sorted(one.shape)]
+    nearest = sorted(fitting, key=lambda key: entries[key].site.index)[:_MOST_TERMS]
+    # A sum comes after its terms, which have its gradient.
+    known = [(key, tensor) for key in reversed(nearest) if (tensor := tensors.tensor(key)) is not None]
+    terms = [(key, way) for key, tensor in known for way in usually_arranged(tensor, one.shape)]
+    left = _left_by(other - one, [way for _, way in terms], most=1) if terms else None
+    if left is None:
+        return ""
+    less, more = (None if at is None else f"the gradient of {_quoted(terms[at][0])}" for at in left)
+    return f"is the reference's less {less}" if more is None else f"is the reference's plus {more}"
 
 
 class _Sum(NamedTuple):
@@ -193,17 +222,18 @@ def _sum_of(terms: Mapping[str, Array], value: Array) -> _Sum | None:
     return None
 
 
-def _left_by(apart: Array, terms: Sequence[Array]) -> tuple[int | None, int | None] | None:
+def _left_by(apart: Array, terms: Sequence[Array], most: int = 2) -> tuple[int | None, int | None] | None:
     """Returns which of some terms a difference is less, and which it is more; None where it is neither.
 
     Args:
         apart: The difference.
         terms: The terms.
+        most: Of how many terms it may be.
     """
     step = -(-apart.size // _SAMPLE)
     sample, made = apart.ravel()[::step], np.stack([each.ravel()[::step] for each in terms])
     single = [*((at, None) for at in range(len(terms))), *((None, at) for at in range(len(terms)))]
-    for chosen in (single, [*itertools.permutations(range(len(terms)), 2)]):
+    for chosen in (single, [*itertools.permutations(range(len(terms)), 2)])[:most]:
         sums = np.stack([_signed(made, each) for each in chosen]) if chosen else made[:0]
         for at in np.flatnonzero(np.linalg.norm(sums - sample, axis=1) <= _LEFT * np.linalg.norm(sample)):
             if np.linalg.norm(_signed(terms, chosen[at]) - apart) <= _LEFT * np.linalg.norm(apart):

@@ -9,11 +9,10 @@ out by how far the losses are apart.
 The products of one kernel with what both programs read are a pair, however small the trace that they leave: attention
 may hide most of what is wrong with its queries. So are the values that such products alone are computed from.
 
-Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero, and
-then only gradients show that it differs (`gradient_traces`). Without gradients, such a pair is kept.
+Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero:
+gradients show whether it differs (`gradient_traces`), and without them it is kept.
 
-A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
-computed from shows: a parameter that only one of the programs uses.
+A difference may vanish behind the pair, as of a lost bias in a batch norm: a parameter that one program uses shows it.
 
 A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
 unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
@@ -30,6 +29,7 @@ from functools import partial
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
+from gradscope.comparison.diagnosis.refuting.apart.moved_gradients import divided_gradients
 from gradscope.comparison.diagnosis.refuting.apart.other_operations import other_operations
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import are_rearranged, carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
@@ -109,8 +109,9 @@ def without_refuted(
     pairing = without(dumps, pairing, other_operations(dumps, pairing, rows))
     pairing, hidden = without_hidden_biases(dumps, pairing, rows)
     pairing, applied = without_applied(dumps, pairing, rows)
-    alone = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)
-    known = _without_incomparable(dumps, Unrefuted(pairing=pairing, agreeing=hidden | applied), rows, alone)
+    divided, copies = divided_gradients(dumps, pairing, rows)
+    alone = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT) | divided
+    known = _without_incomparable(dumps, Unrefuted(pairing=pairing, agreeing=hidden | applied | copies), rows, alone)
     pairing, agreeing = known.pairing, dict(known.agreeing)
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):

@@ -3,24 +3,28 @@
 Where a layer reads a value through code without an entry, such as a function of it, the gradient of the value is what
 the layer returns, sent back through that code. A dump has the root mean square of the gradient that arrives at what the
 layer reads. Where that is the reference's, the code is at fault, unless the layer returns the reference's gradient in
-another order, or with other signs. Where it is not, the layer is, if nothing else reads the value. What the loss itself
-reads beside a layer, as the norms of activations, has a gradient of it as well.
+another order, or with other signs. Where it is not, the layer is, if nothing else reads the value: a sum without an
+entry, as that of a pyramid of features, may go on to other layers through code. What the loss itself reads beside a
+layer, as the norms of activations, has a gradient of it as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import EXACT
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
 
 #: The share of a tensor's tolerance up to which two root mean squares are equal: rounding errors cancel in them.
 _OF_TOLERANCE: Final = 0.05
@@ -49,6 +53,7 @@ def with_gradient_makers(dumps: Dumps, pairing: Pairing, first: ComparisonRow | 
     through = tuple(path for path in blame.makers if path in layers and found.is_sent_on(layers[path]))
     right = {path: found.is_right(layers[path]) for path in through}
     wrong = tuple(path for path in through if right[path] is False)
+    wrong = tuple(path for path in wrong if not found.may_be_read_beside(layers[path], wrong))
     if wrong:
         return replace(blame, makers=wrong)
     proven = frozenset(path for path in through if right[path]) if True in right.values() else frozenset[str]()
@@ -73,6 +78,7 @@ class _Returned:
         self._value = dumps.ref.resolve(key_of(ACTIVATION, first.name))
         self._of_loss = frozenset(dumps.ref.manifest.loss_sources), frozenset(dumps.cand.manifest.loss_sources)
         self._cand, self._makers = dumps.cand, makers_of(dumps.cand.manifest.layers)
+        self._layers, self._tensors = dumps.ref.manifest.layers, FloatTensors(dumps.ref)
 
     def is_sent_on(self, layer: Layer) -> bool:
         """Returns whether what a layer returns passes code without an entry on the way to the value.
@@ -105,6 +111,30 @@ class _Returned:
         differs = self._apart(layer, other, "grad_in")
         return None if differs is None else not differs
 
+    def may_be_read_beside(self, layer: Layer, others: Collection[str]) -> bool:
+        """Returns whether code that is no sum may send on what a layer reads to a layer that is none of some others.
+
+        What a block adds to a value, as in a residual network, has the gradient of the sum, and so has the value.
+
+        Args:
+            layer: The layer in the reference.
+            others: The paths of the others.
+        """
+        read = _values_read(layer)
+        beside = (each for each in self._layers if each.path not in others and read < _values_read(each))
+        return bool(read) and not all(len(each.outputs) == 1 and self._adds_up(each) for each in beside)
+
+    def _adds_up(self, layer: Layer) -> bool:
+        """Returns whether a layer returns a sum of a value that it reads, which then has the gradient of that."""
+        total, *terms = (
+            self._tensors.tensor(key_of(ACTIVATION_GRAD, name))
+            for name in (layer.outputs[0], *(split_key(key)[1] for key in _values_read(layer)))
+        )
+        if total is None:
+            return False
+        shaped = (each for each in terms if each is not None and each.shape == total.shape)
+        return any(bool(np.linalg.norm(each - total) <= EXACT * np.linalg.norm(total)) for each in shaped)
+
     def is_in_order(self) -> bool:
         """Returns whether the value's gradient is larger or smaller throughout, and so no gradient in another order."""
         pair = self._pairs.pair(self._gradient)
@@ -131,6 +161,12 @@ class _Returned:
         keys = (self._cand.resolve(key) for match in matches if match is not None for key in match.recipe.keys)
         found = (self._makers.get(key.partition("/")[2]) for key in keys)
         return next((each for each in found if each is not None), None)
+
+
+def _values_read(layer: Layer) -> frozenset[str]:
+    """Returns the keys of the values that a layer reads, or that it computes its outputs from where it states those."""
+    stated = (key for key in layer.sources if split_key(key)[0] != PARAM)
+    return frozenset(stated if layer.sources else (key_of(ACTIVATION, name) for name in layer.inputs))
 
 
 def _is_longer(pair: Recovered) -> bool:

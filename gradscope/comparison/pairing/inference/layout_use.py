@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout, relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered_rows
@@ -127,14 +128,17 @@ class LayoutUse:
         """Returns whether a value of the reference agrees with its counterpart; None where that is not known."""
         key = key_of(ACTIVATION, name)
         match = self._matches.get(key)
-        if match is None or not match.recipe.plain:
+        if match is None:
             return None
-        if not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand)):
+        if not (self._dumps.ref.has_tensor(match.ref) and all(map(self._dumps.cand.has_tensor, match.recipe.keys))):
             return None
+        if not match.recipe.plain:  # where it does not agree, the recipe may be the reason
+            return self._is_near(match, self._dumps.ref.array(match.ref), match.recipe.array(self._dumps.cand)) or None
         one, other = self._search.arrays(match.ref, match.cand)
-        layout = known.get(match)
+        return self._is_near(match, one, other, known.get(match))
+
+    def _is_near(self, match: Match, one: Array, other: Array, layout: AxisLayout | None = None) -> bool:
+        dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)
         if layout is None and one.shape != other.shape:
             return False
-        dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)
-        tolerance = self._dumps.tolerance(ACTIVATION, *dtypes)
-        return relative_error(one, other, layout) <= _STILL_AGREES * tolerance
+        return relative_error(one, other, layout) <= _STILL_AGREES * self._dumps.tolerance(ACTIVATION, *dtypes)

@@ -120,3 +120,52 @@ def test_a_model_is_not_the_module_of_its_name_inside_of_the_other_one() -> None
         assert found.verdict == "same", found.sentence
     wrong = gs.compare(reference, port(jax.nn.sigmoid))
     assert "first differs at `encoder`" in wrong.sentence, wrong.sentence
+
+
+class _Steps(nn.Module):
+    """A recurrent layer that is called for one step at a time, of which it returns the state as its output as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.rnn, self.out = nn.Linear(5, FEATURES), nn.RNN(5, FEATURES), nn.Linear(FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.sin(self.start(x[0]))[None], []
+        for step in x:
+            output, state = self.rnn(step[None], state)
+            found.append(self.out(output))
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_value_that_is_returned_twice_has_the_gradient_of_both(stops: bool) -> None:
+    torch.manual_seed(0)
+    module, x = _Steps(), torch.randn(3, 4, 5)
+    params = {name.replace(".", "/"): each.detach().numpy().copy() for name, each in module.named_parameters()}
+
+    def dense(params: Any, name: str, x: Any) -> Any:
+        with jax.named_scope(name):
+            return x @ params[f"{name}/weight"].T + params[f"{name}/bias"]
+
+    def loss(params: Any, x: Any) -> Any:
+        state, found = jnp.sin(dense(params, "start", x[0])), []
+        state = jax.lax.stop_gradient(state) if stops else state
+        for step in x:
+            with jax.named_scope("rnn"):
+                sums = [
+                    value @ params[f"rnn/weight_{kind}_l0"].T + params[f"rnn/bias_{kind}_l0"]
+                    for kind, value in (("ih", step), ("hh", state))
+                ]
+                state = jnp.tanh(sums[0] + sums[1])
+            found.append(dense(params, "out", state))
+        return jnp.square(jnp.stack(found)).mean()
+
+    reference = capture(module, lambda y: y.square().mean(), {"x": x})
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, params, x.numpy(), origins=False))
+    assert bool(found) is not stops, found.sentence
+    if stops:
+        assert found.sentence.startswith(
+            "Backward only: forward agrees, backward first differs at `start` (no gradient"
+        )
+        assert "made anew" not in found.sentence

@@ -1379,6 +1379,24 @@ def test_no_rows_are_told_of_a_table_for_which_one_program_has_no_gradient_at_al
     assert "padding_idx" not in found.sentence
 
 
+def test_rows_of_a_kernel_without_a_gradient_are_not_said_to_be_those_of_padding() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Linear(3, 8), torch.randn(4, 3)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(state: Any, x: Any) -> Any:
+        with jax.named_scope("qkv"):
+            y = x @ state["weight"].T + state["bias"]
+        stopped, left = jnp.split(y, [2], -1)
+        return jnp.sin(jnp.concatenate([jax.lax.stop_gradient(stopped), left], -1)).mean()
+
+    reference = capture(module, lambda y: y.sin().mean(), x)
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, state, x.numpy(), origins=False))
+    assert "; the gradient of `weight` differs in the rows [0, 1] alone, for which it has none" in found.sentence
+    assert "padding_idx" not in found.sentence
+
+
 def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), torch.randn(4, 3, 5, 6)

@@ -47,6 +47,14 @@ def test_an_operation_and_what_could_be_in_its_place(value: Any, words: str, oth
     np.testing.assert_allclose(named.apply(IMAGE), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_what_returns_positive_values_may_be_a_rectifier_of_them() -> None:
+    positive = np.abs(IMAGE)
+    ((operation, others),) = (each for each in recognised(positive, positive) if each[0].words.startswith("identity"))
+    assert operation.words == "identity or relu"
+    assert {"relu", "identity"}.isdisjoint(each.words for each in others)
+    assert next(recognised(IMAGE, IMAGE))[0].words == "identity"
+
+
 def test_nothing_is_recognised_in_a_product() -> None:
     assert not list(recognised(IMAGE, IMAGE @ np.random.default_rng(3).normal(size=(5, 5))))
     assert not list(recognised(IMAGE, np.asarray(jnp.cumsum(IMAGE, 1))))

@@ -104,6 +104,55 @@ def test_layers_that_read_one_value_are_told_apart(between: Function, inside: Fu
     assert f", {made}" in sentence
 
 
+@pytest.mark.parametrize(
+    ("residual", "inside", "made"),
+    [
+        (jax.lax.stop_gradient, _same, "it is the reference's less the gradient of `block`)"),
+        (_same, _cut, "made in `block`, `block/two`)"),
+    ],
+)
+def test_a_residual_around_a_layer_is_told_from_the_layer(residual: Function, inside: Function, made: str) -> None:
+    def loss(params: Any, batch: Any, *, residual: Function = _same, inside: Function = _same) -> Any:
+        with jax.named_scope("one"):
+            x = batch["x"] @ params["one"]
+        x = jnp.sin(batch["x"]) + x
+        with jax.named_scope("block"):
+            with jax.named_scope("two"):
+                y = jnp.tanh(inside(x) @ params["two"])
+            x = residual(x) + y
+        return jnp.square(jnp.sin(x) @ params["three"]).mean()
+
+    right, wrong = (
+        gs.capture(each, PARAMS, BATCH, origins=False)
+        for each in (loss, partial(loss, residual=residual, inside=inside))
+    )
+    sentence = gs.compare(right, wrong).sentence
+    assert "backward first differs at `one`" in sentence
+    assert made in sentence
+
+
+def test_a_layer_is_not_at_fault_whose_value_goes_on_to_others() -> None:
+    def loss(params: Any, batch: Any, *, between: Function = _same) -> Any:
+        with jax.named_scope("one"):
+            x = batch["x"] @ params["one"]
+        x = x + jnp.sin(batch["x"])
+        with jax.named_scope("two"):
+            y = x @ params["two"]
+        with jax.named_scope("side"):
+            z = jnp.tanh(y)
+        z = jnp.cos(between(x)) + z
+        with jax.named_scope("three"):
+            z = z @ params["three"]
+        return jnp.square(y).mean() + jnp.square(z).mean()
+
+    right, wrong = (
+        gs.capture(each, PARAMS, BATCH, origins=False) for each in (loss, partial(loss, between=jax.lax.stop_gradient))
+    )
+    sentence = gs.compare(right, wrong).sentence
+    assert "backward first differs at `one`" in sentence
+    assert ", made in `two`, `three` or between `one` and them" in sentence
+
+
 def test_a_branch_that_was_not_taken_made_nothing() -> None:
     def loss(params: Any, batch: Any, *, inside: Function = _same) -> Any:
         def arm(name: str, inside: Function) -> Function:
