@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Final, TypeAlias
 
 from gradscope.naming.numbering import number_of
@@ -92,8 +92,8 @@ class NamesWithin:
         starts = (at for at in range(len(name) + 1) if not at or name[at - 1] == "/")
         found = {name[at:] for at in starts if len(name) - at in self._lengths} & self._order.keys()
         backwards = f"/{name}"[::-1]
-        for each in islice(self._backwards, bisect_left(self._backwards, backwards), None):
-            if not each.startswith(backwards):
+        for at in range(bisect_left(self._backwards, backwards), len(self._backwards)):
+            if not (each := self._backwards[at]).startswith(backwards):
                 break
             found.add(each[-2::-1])
         return sorted(found, key=self._order.__getitem__)
