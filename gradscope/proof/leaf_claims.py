@@ -15,7 +15,7 @@ import numpy as np
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon_of, widened
-from gradscope.proof.rules.wrong_factors import confirmed_factor
+from gradscope.proof.rules.faults.wrong_factors import confirmed_factor
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 from gradscope.proof.surrogate import Surrogate
 from gradscope.proof.wide_programs import Widening, as_type

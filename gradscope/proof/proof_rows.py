@@ -16,8 +16,8 @@ from gradscope.naming.wording import counted, some_of
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
-from gradscope.proof.rules.wrong_arguments import WrongArgument
-from gradscope.proof.rules.wrong_factors import rounded_factor
+from gradscope.proof.rules.faults.wrong_factors import rounded_factor
+from gradscope.proof.rules.rule_claims import RuleOutcome
 from gradscope.tracing.leaves import Leaf
 
 #: Why a rule is not checked by itself, though the gradients that are made by it are.
@@ -76,30 +76,23 @@ class ProofRow:
         return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def rule_row(
-    rule: DistinctRule,
-    outcome: Outcome,
-    wrong: Sequence[WrongArgument],
-    allowed: Sequence[str],
-    narrow: NarrowType | None,
-) -> ProofRow:
+def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | None) -> ProofRow:
     """Returns the row of a custom rule.
 
     Args:
-        rule: The rule.
-        outcome: The outcome of the claim.
-        wrong: The arguments for which the rule is wrong.
+        found: How the rule compares with its function.
         allowed: The names of functions whose rule is meant to be no derivative.
         narrow: The narrow type that its function computes in; None where there is none.
     """
-    function = rule.call.rule
+    rule, outcome, wrong, function = found.rule, found.outcome, found.arguments, found.rule.call.rule
     row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
     factors = {None if each.where else each.factor for each in wrong}
+    chosen = f"where {rule.chosen}" if rule.chosen else None
     row = replace(
         row,
         arguments=tuple(each.name for each in wrong),
         factor=factors.pop() if len(factors) == 1 else None,
-        why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
+        why="; ".join(map(str, filter(None, [chosen, found.value, *wrong]))) or None,
     )
     if rule.needs_mesh:
         return replace(row, why=_NEEDS_MESH)

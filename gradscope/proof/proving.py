@@ -221,10 +221,10 @@ def _rows_at(
         kinks = any(row.status == "not smooth here" for row in gradients)
         checked = rule_outcomes(here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
         functions, rules = list[str](), list[ProofRow]()
-        for rule, outcome, wrong in checked:
-            inside = narrow and narrowest_type(rule.call.frames_inside(), here.liveness)
-            functions.append(rule.call.rule.function)
-            rules.append(rule_row(rule, outcome, wrong, options.allowed, inside))
+        for each in checked:
+            inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
+            functions.append(each.rule.call.rule.function)
+            rules.append(rule_row(each, options.allowed, inside))
         found = zip(functions, rules, strict=True)
         wrong_rules = dict.fromkeys(function for function, row in found if row.status == "wrong")
         made = {name: _made_through(here, [name]).keys() for name in wrong_rules}
