@@ -189,6 +189,8 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
+    if outcome.solved:
+        return "the error may be an iterative solver's: a smaller tolerance of the solver tells; --tol allows for it"
     if narrow is None:
         part = f"{outcome.expected:.0%}" if outcome.expected >= 0.01 else f"{outcome.expected:.1%}"
         return f"finite differences may err by {part} of it here; another --seed or --batch-size may tell"

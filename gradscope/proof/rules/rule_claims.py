@@ -22,6 +22,7 @@ from gradscope.proof.rules.faults.returned_values import RulePrograms, WrongValu
 from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
+from gradscope.proof.solvers.hidden_solvers import hide_solvers
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened, tightenings
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.liveness import Liveness
@@ -143,6 +144,7 @@ class _RuleOfCall:
     ) -> None:
         self._equation = equation = call.equation
         frames = call.frames_inside()
+        self._hides_solvers = hide_solvers(frames)
         self._outputs, self._positions = call.outputs, call.variables
         types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
@@ -294,4 +296,5 @@ class _RuleOfCall:
             derivative=sum(inner(gradient, way)[0] for gradient, way, _ in pairs),
             scale=math.hypot(*(inner(gradient, way)[1] for gradient, _, way in pairs)),
             epsilon=self._epsilon,
+            hides_solvers=self._hides_solvers,
         )
