@@ -44,12 +44,14 @@ class Claim:
         derivative: The derivative at zero by automatic differentiation.
         scale: The typical size of such a derivative over random directions.
         epsilon: The relative distance of two neighbouring numbers in the precision of the loss.
+        hides_solvers: Whether the loss has iterative solvers that cannot be made to run longer.
     """
 
     loss_at: Callable[[float], SupportsFloat]
     derivative: float
     scale: float
     epsilon: float
+    hides_solvers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Outcome:
         longer: Likewise with solvers that run longer, in each of the ways in which they may.
         not_finite: What the claim is, if it is no finite number and the finite difference is one.
         zero: Whether the derivative is zero but for the rounding of the loss, to which error and expected are relative.
+        solved: Whether the error may be that of an iterative solver, which nothing shows.
     """
 
     status: Status
@@ -73,6 +76,7 @@ class Outcome:
     longer: tuple[float, ...] = ()
     not_finite: NotFinite = ""
     zero: bool = False
+    solved: bool = False
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -174,8 +178,8 @@ def _by_solvers(
             largest = again.error
         shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
     factors = tuple(each.compared.factor for each in levels.values())
-    if first is None and shown and not any(shown) and result.error <= _UNPROVEN:
-        return replace(result, status="not checked", expected=_UNPROVEN)
+    if first is None and ((shown and not any(shown)) or claim.hides_solvers) and result.error <= _UNPROVEN:
+        return replace(result, status="not checked", expected=_UNPROVEN, solved=True)
     first = first or _unsettled(claim, found, result, levels)
     if first is not None and (first.status != "correct" or not _leave_error(levels)):
         return replace(first, longer=factors)

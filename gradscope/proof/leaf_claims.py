@@ -15,7 +15,7 @@ import numpy as np
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon_of, widened
-from gradscope.proof.rules.wrong_factors import confirmed_factor
+from gradscope.proof.rules.faults.wrong_factors import confirmed_factor
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 from gradscope.proof.surrogate import Surrogate
 from gradscope.proof.wide_programs import Widening, as_type
@@ -38,6 +38,7 @@ class LossOfLeaves:
         numbers: The indices of the leaves that are differentiated.
         epsilon: The relative precision of the loss.
         tightenings: The ways in which solvers of the loss can run to a smaller tolerance.
+        hides_solvers: Whether it has solvers that cannot.
         compiled: What compiles a function.
     """
 
@@ -50,6 +51,7 @@ class LossOfLeaves:
         *,
         epsilon: float,
         tightenings: Sequence[Tightening] = (),
+        hides_solvers: bool = False,
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit,
     ) -> None:
         def every(chosen: Mapping[int, Any]) -> list[Any]:
@@ -65,10 +67,13 @@ class LossOfLeaves:
         @cache
         def tighter(tightening: Tightening) -> LossOfLeaves:
             longer = partial(tightened, tightening=tightening)
-            return LossOfLeaves(value, None, leaves, numbers, epsilon=epsilon, compiled=longer)
+            return LossOfLeaves(
+                value, None, leaves, numbers, epsilon=epsilon, compiled=longer, hides_solvers=hides_solvers
+            )
 
         self.here = {number: leaves[number] for number in numbers}
         self._epsilon = epsilon
+        self._hides_solvers = hides_solvers
         self._tighter: Mapping[Tightening, Callable[[], LossOfLeaves]] = {
             each: partial(tighter, each) for each in tightenings
         }
@@ -89,6 +94,7 @@ class LossOfLeaves:
             derivative=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
             epsilon=self._epsilon,
+            hides_solvers=self._hides_solvers,
         )
 
     def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Mapping[Tightening, Callable[[], Claim]]:
@@ -136,6 +142,7 @@ def loss_in_float64(
     widening: Widening,
     *,
     tightenings: Sequence[Tightening],
+    hides_solvers: bool,
 ) -> LossOfLeaves:
     """Returns what makes claims about a loss that computes in narrow types, in float64 in the place of those.
 
@@ -146,6 +153,7 @@ def loss_in_float64(
         numbers: The indices of the leaves that are differentiated.
         widening: What makes the loss compute in float64.
         tightenings: The ways in which solvers of the loss can run to a smaller tolerance.
+        hides_solvers: Whether it has solvers that cannot.
     """
 
     def own(arguments: Sequence[Any]) -> list[Any]:
@@ -162,6 +170,7 @@ def loss_in_float64(
         numbers,
         epsilon=coarsest_epsilon_of(trace(loss, wide)[0]),
         tightenings=tightenings,
+        hides_solvers=hides_solvers,
     )
 
 
@@ -230,4 +239,6 @@ class _Leaves:
         if found.status == "correct" or not loss.has_surrogate:
             return found
         here, nearby = (partial(loss.surrogate_claim, point, direction) for point in (loss.here, self._nearby))
-        return outcome(here(), nearby, tolerance=self._tolerance)
+        stopped = outcome(here(), nearby, tolerance=self._tolerance)
+        # What a library stops, of which its own rule returns the derivative all the same, is no constant.
+        return found if found.solved and found.error < stopped.error else stopped

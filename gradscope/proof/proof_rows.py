@@ -16,8 +16,8 @@ from gradscope.naming.wording import counted, some_of
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
-from gradscope.proof.rules.wrong_arguments import WrongArgument
-from gradscope.proof.rules.wrong_factors import rounded_factor
+from gradscope.proof.rules.faults.wrong_factors import rounded_factor
+from gradscope.proof.rules.rule_claims import RuleOutcome
 from gradscope.tracing.leaves import Leaf
 
 #: Why a rule is not checked by itself, though the gradients that are made by it are.
@@ -76,30 +76,23 @@ class ProofRow:
         return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def rule_row(
-    rule: DistinctRule,
-    outcome: Outcome,
-    wrong: Sequence[WrongArgument],
-    allowed: Sequence[str],
-    narrow: NarrowType | None,
-) -> ProofRow:
+def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | None) -> ProofRow:
     """Returns the row of a custom rule.
 
     Args:
-        rule: The rule.
-        outcome: The outcome of the claim.
-        wrong: The arguments for which the rule is wrong.
+        found: How the rule compares with its function.
         allowed: The names of functions whose rule is meant to be no derivative.
         narrow: The narrow type that its function computes in; None where there is none.
     """
-    function = rule.call.rule
+    rule, outcome, wrong, function = found.rule, found.outcome, found.arguments, found.rule.call.rule
     row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
     factors = {None if each.where else each.factor for each in wrong}
+    chosen = f"where {rule.chosen}" if rule.chosen else None
     row = replace(
         row,
         arguments=tuple(each.name for each in wrong),
         factor=factors.pop() if len(factors) == 1 else None,
-        why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
+        why="; ".join(map(str, filter(None, [chosen, found.value, *wrong]))) or None,
     )
     if rule.needs_mesh:
         return replace(row, why=_NEEDS_MESH)
@@ -196,6 +189,8 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
+    if outcome.solved:
+        return "the error may be an iterative solver's: a smaller tolerance of the solver tells; --tol allows for it"
     if narrow is None:
         part = f"{outcome.expected:.0%}" if outcome.expected >= 0.01 else f"{outcome.expected:.1%}"
         return f"finite differences may err by {part} of it here; another --seed or --batch-size may tell"

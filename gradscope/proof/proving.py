@@ -25,6 +25,7 @@ from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row, 
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
+from gradscope.proof.solvers.hidden_solvers import hide_solvers
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import stopped_places, surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
@@ -200,14 +201,18 @@ def _rows_at(
             surrogate = surrogate_loss(here, leaves, ()) if excusing else surrogate
         frames, made_through = list(here.root.walk()), _made_through(here, options.allowed)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        epsilon, longer = coarsest_epsilon(frames, here.liveness), tightenings(frames)
+        epsilon, longer, hidden = coarsest_epsilon(frames, here.liveness), tightenings(frames), hide_solvers(frames)
         tolerance = max(options.tolerance, _own_rounding(trace))
         narrow, notes = narrowest_type(frames, here.liveness), ()
         if widening.counts_for(epsilon):
-            of_leaves = loss_in_float64(value, surrogate, leaves, numbers, widening, tightenings=longer)
+            of_leaves = loss_in_float64(
+                value, surrogate, leaves, numbers, widening, tightenings=longer, hides_solvers=hidden
+            )
             by_constants = error_of_constants(epsilon, calls_of_stated_rules(here))
         else:
-            of_leaves = LossOfLeaves(value, surrogate, leaves, numbers, epsilon=epsilon, tightenings=longer)
+            of_leaves = LossOfLeaves(
+                value, surrogate, leaves, numbers, epsilon=epsilon, tightenings=longer, hides_solvers=hidden
+            )
             by_constants = 0.0
         allowed_error, excused = max(tolerance, by_constants), made_through if excusing else {}
         outcomes = [*leaf_outcomes(of_leaves, options.seed, tolerance=allowed_error, excused=excused)]
@@ -221,10 +226,10 @@ def _rows_at(
         kinks = any(row.status == "not smooth here" for row in gradients)
         checked = rule_outcomes(here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
         functions, rules = list[str](), list[ProofRow]()
-        for rule, outcome, wrong in checked:
-            inside = narrow and narrowest_type(rule.call.frames_inside(), here.liveness)
-            functions.append(rule.call.rule.function)
-            rules.append(rule_row(rule, outcome, wrong, options.allowed, inside))
+        for each in checked:
+            inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
+            functions.append(each.rule.call.rule.function)
+            rules.append(rule_row(each, options.allowed, inside))
         found = zip(functions, rules, strict=True)
         wrong_rules = dict.fromkeys(function for function, row in found if row.status == "wrong")
         made = {name: _made_through(here, [name]).keys() for name in wrong_rules}

@@ -189,7 +189,7 @@ SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "size not a number": (_safetensors(_described(shape='["2"]'), bytes(8)), "size of '2'"),
     "wrong size": (_safetensors(_described(shape="[3]"), bytes(8)), "do not agree"),
     "hole in front": (_safetensors(_described(offsets="[4, 12]"), bytes(12)), "do not follow"),
-    "data behind the end": (_safetensors(_described(offsets="[0, 8]"), bytes(7)), "do not agree"),
+    "data behind the end": (_safetensors(_described(offsets="[0, 8]"), bytes(7)), "the rest is missing"),
     "tail": (_safetensors(_described(), bytes(9)), "end at byte"),
     "more facts": (_safetensors(_described(more=', "x": 1'), bytes(8)), "malformed"),
     "lacks facts": (_safetensors('{"a": {"dtype": "F32"}}'), "malformed"),

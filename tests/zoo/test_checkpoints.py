@@ -246,6 +246,31 @@ def test_a_model_saved_without_its_state_is_distinguished(folder: Path, name: st
     assert hint in str(refused.value.hint)
 
 
+STATELESS = """
+import equinox as eqx
+
+class Net(eqx.Module):
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.head = eqx.nn.Linear(4, 2, key=key)
+
+    def __call__(self, x):
+        return self.head(x)
+"""
+
+
+def test_a_class_without_state_is_no_pair_in_the_hint_about_a_file_that_has_more(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(STATELESS)
+    heads = [eqx.nn.Linear(4, 2, key=jax.random.key(seed)) for seed in range(3)]
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (jnp.array(3), *heads))  # moments and a model
+    with pytest.raises(DumpError) as refused:
+        variables(folder / "saved.eqx", "Net()")
+    assert "if the file has more than the model, such as an optimizer's state" in str(refused.value.hint)
+    assert "pair" not in str(refused.value.hint)
+
+
 def test_another_head_is_no_state_that_lacks(folder: Path) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     (folder / "net.py").write_text(EQUINOX)

@@ -104,8 +104,12 @@ def _foreign(file: InputFile, described: _Description, offset: int) -> ForeignTe
         raise DumpError(f"its dtype {described.dtype!r:.20} is not one of {', '.join(_DTYPES)}")
     logical = _DTYPES[described.dtype]
     size_bytes = math.prod(described.shape) * itemsize(logical)
-    if size_bytes != described.end - described.begin or offset + size_bytes > file.size_bytes:
+    if size_bytes != described.end - described.begin:
         raise DumpError(f"its shape {described.shape} and its {described.end - described.begin} bytes do not agree")
+    if offset + size_bytes > file.size_bytes:
+        raise DumpError(
+            f"it ends at byte {offset + size_bytes}, the file at byte {file.size_bytes}: the rest is missing"
+        )
     tensor = StoredTensor(
         shape=described.shape,
         logical=logical,

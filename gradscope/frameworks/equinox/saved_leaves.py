@@ -38,10 +38,10 @@ class EquinoxFormat:
 
     def hint(self, saved: int) -> str | None:
         """Returns what to do about a file of a model with state that was saved without it, or of one that has more."""
-        stateful = isinstance(self.module, tuple)
         own = self.without_state
         whole = sum(map(_is_saved, jax.tree_util.tree_leaves(self.module)))
-        if stateful and saved == own < whole:
+        stateful = own < whole  # the state that comes with a class of modules may be empty
+        if stateful and saved == own:
             return (
                 f"the file has the {own} tensors of the model and none of its state: save the pair, "
                 "eqx.tree_serialise_leaves(FILE, (model, state))"

@@ -8,6 +8,5 @@
 - `rule_operands` returns the operands of these calls at which a rule is checked.
 - `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
 - `rule_claims` compares each rule with finite differences of its function.
-- `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one;
-  `wrong_factors` finds that.
+- `faults` says how a wrong rule is wrong.
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,38 @@ from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, coarsest_epsilon_of, narrowest_type_of, widened
 from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
+from gradscope.proof.rules.faults.returned_values import RulePrograms, WrongValue, wrong_value
+from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
-from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
+from gradscope.proof.solvers.hidden_solvers import hide_solvers
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened, tightenings
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.jaxpr.sharding import axes_of_type
 from gradscope.tracing.tracer import Trace
+
+_NOT_CHECKED: Final = Outcome(status="not checked", error=math.nan, expected=math.nan)
+#: A rule may compute the value of its function in another way, and differ by so many roundings.
+_ROUNDINGS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOutcome:
+    """RuleOutcome stores how a rule compares with its function, at the operands where it does worst.
+
+    Attributes:
+        rule: The rule.
+        outcome: The outcome of its claim.
+        arguments: The arguments for which a wrong rule is wrong.
+        value: How what it returns for the function's value is wrong; None where it is not.
+    """
+
+    rule: DistinctRule
+    outcome: Outcome
+    arguments: tuple[WrongArgument, ...] = ()
+    value: WrongValue | None = None
 
 
 def rule_outcomes(
@@ -37,7 +60,7 @@ def rule_outcomes(
     widening: Widening,
     tolerance: float = 0.0,
     kinks: bool = False,
-) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
+) -> Iterator[RuleOutcome]:
     """Yields the outcome of each custom rule and each shape of operands, the worst of the calls that are checked.
 
     Args:
@@ -48,14 +71,11 @@ def rule_outcomes(
         tolerance: The relative error that a rule may have in any case.
         kinks: Whether a call at a kink of the function is looked for, and counts more than one where it is smooth: it
             explains a gradient that is not smooth.
-
-    Yields:
-        The rule, its outcome, and the arguments for which a wrong rule is wrong.
     """
     with widening.context():
         rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
     for rule in (each for each in rules if each.needs_mesh):
-        yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
+        yield RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
     rules = [rule for rule in rules if not rule.needs_mesh]
     if not rules:
         return
@@ -79,7 +99,7 @@ def rule_outcomes(
                 result = compared.outcome()
             found.append((result, operands, compared))
         if not found:
-            yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
+            yield RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
             continue
         at_kinks = [each for each in found if kinks and each[0].status == "not smooth here"]
         worst, operands, compared = max(found, key=lambda each: each[0].rank)
@@ -87,10 +107,12 @@ def rule_outcomes(
             worst, operands, compared = at_kinks[0]
         if worst.status == "wrong":
             there = replace(rule, call=operands.call, chosen=operands.chosen)
-            yield there, worst, wrong_arguments(trace, operands.call, compared)
+            arguments = wrong_arguments(trace, operands.call, compared)
+            yield RuleOutcome(rule=there, outcome=worst, arguments=arguments, value=compared.wrong_value())
         else:
             at_kink = worst.status == "not smooth here" and kinks
-            yield replace(rule, call=operands.call, chosen=operands.chosen) if at_kink else rule, worst, ()
+            there = replace(rule, call=operands.call, chosen=operands.chosen) if at_kink else rule
+            yield RuleOutcome(rule=there, outcome=worst)
 
 
 class _RuleOfCall:
@@ -122,6 +144,7 @@ class _RuleOfCall:
     ) -> None:
         self._equation = equation = call.equation
         frames = call.frames_inside()
+        self._hides_solvers = hide_solvers(frames)
         self._outputs, self._positions = call.outputs, call.variables
         types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
@@ -135,16 +158,26 @@ class _RuleOfCall:
             self._here = list(map(widened, self._here))
             self._epsilon = coarsest_epsilon_of(trace(run, self._here)[0])
         self._moved = directions.nearby(self._here)
-        self._usual = _Programs(run, jax.jit)
-        self._tighter: Mapping[Tightening, _Programs] = {
-            each: _Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)
+        self._usual = RulePrograms(run, jax.jit)
+        self._tighter: Mapping[Tightening, RulePrograms] = {
+            each: RulePrograms(run, partial(tightened, tightening=each)) for each in tightenings(frames)
         }
         self._fixed = self._without_gradient(call.constant)
 
     def outcome(self) -> Outcome:
-        """Returns the worst outcome of the rule's derivative along random directions of all operands."""
+        """Returns the worst outcome of the rule's derivative along random directions of all operands.
+
+        Where the derivative is right, and the value is not the function's, the outcome is that of the value.
+        """
         ways = (self._everywhere() for _ in range(DIRECTIONS))
-        return max((self._along(along, along, along) for along in ways), key=lambda each: each.rank)
+        worst = max((self._along(along, along, along) for along in ways), key=lambda each: each.rank)
+        value = None if worst.status == "wrong" else self.wrong_value()
+        return worst if value is None else Outcome(status="wrong", error=value.error, expected=value.expected)
+
+    def wrong_value(self) -> WrongValue | None:
+        """Returns how the value that the rule returns is not that of the function; None where it is."""
+        rounding = max(self._tolerance, _ROUNDINGS * self._epsilon)
+        return wrong_value([self._usual, *self._tighter.values()], self._here, rounding)
 
     def of_one(self, variable: int, returned_for: int | None = None, *, sign: int = 0) -> Outcome:
         """Returns the outcome along a random direction of one variable, the others unmoved.
@@ -243,7 +276,7 @@ class _RuleOfCall:
 
     def _claim(
         self,
-        programs: _Programs,
+        programs: RulePrograms,
         here: list[Any],
         *,
         along: Sequence[np.ndarray],
@@ -263,24 +296,5 @@ class _RuleOfCall:
             derivative=sum(inner(gradient, way)[0] for gradient, way, _ in pairs),
             scale=math.hypot(*(inner(gradient, way)[1] for gradient, _, way in pairs)),
             epsilon=self._epsilon,
+            hides_solvers=self._hides_solvers,
         )
-
-
-class _Programs:
-    """_Programs are a function of a list of arrays and its vector-Jacobian product, compiled.
-
-    Args:
-        run: The function.
-        compiled: What compiles it.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[Sequence[Any]], list[Any]],
-        compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> None:
-        def pulled_back(here: list[Any], weights: list[Any]) -> list[Any]:
-            return jax.vjp(run, here)[1](weights)[0]
-
-        self.outputs = compiled(run)
-        self.gradients = compiled(pulled_back)

@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.proof.claims import Claim, Outcome, Status, outcome
 from gradscope.proof.differences import finite_difference, one_sided_derivatives
-from gradscope.proof.rules.wrong_factors import common_factor, confirmed_factor
+from gradscope.proof.rules.faults.wrong_factors import common_factor, confirmed_factor
 from gradscope.proof.solvers.solver_tolerance import Tightening
 
 EPSILON = float(np.finfo(np.float64).eps)

@@ -130,6 +130,17 @@ def test_small_floats_of_safetensors(tmp_path: Path, dtype: str) -> None:
     assert_holds(tmp_path / "model.safetensors", {"a": array})
 
 
+def test_a_safetensors_file_that_is_cut_off_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "cut.safetensors"
+    safetensors(path, {"a": np.ones((4, 4))})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-32])
+    with pytest.raises(
+        DumpError, match=f"a: it ends at byte {len(whole)}, the file at byte {len(whole) - 32}: the rest"
+    ):
+        open_dump(path)
+
+
 def test_a_folder_of_files(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     np.save(tmp_path / "encoder" / "kernel.npy", ARRAYS["a"])

@@ -19,14 +19,14 @@ from gradscope import naming
 from gradscope.proof.claims import NotFinite, Outcome
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.float64 import NarrowType
-from gradscope.proof.rules.rule_calls import CustomRuleCall
-from gradscope.proof.rules.wrong_factors import (
+from gradscope.proof.rules.faults.wrong_factors import (
     ComplexFactor,
     RuleOfComplex,
     complex_factor,
     confirmed_factor,
     rounded_factor,
 )
+from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.tracing.jaxpr.derivatives.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation
