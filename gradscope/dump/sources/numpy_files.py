@@ -29,8 +29,14 @@ def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTe
     """Yields the tensors of a foreign `.npz`.
 
     Raises:
-        DumpError: A member is damaged, or is not an array of numbers.
+        DumpError: A member is damaged, or is not an array of numbers; or the archive has none, as PyTorch's and Keras'.
     """
+    if not any(name.endswith(_SUFFIX) for name in directory.members):
+        raise DumpError(
+            "it is an archive without arrays of NumPy, as files of PyTorch and Keras are",
+            hint="expected a dump, or an .npz, .npy, .safetensors or .eqx file; where it has a model's variables, "
+            "dump the model with --checkpoint",
+        )
     for name, member in directory.members.items():
         with located(name):
             yield _member_tensor(file, member, directory.limit(name))

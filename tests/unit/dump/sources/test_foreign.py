@@ -141,6 +141,17 @@ def test_a_safetensors_file_that_is_cut_off_says_so(tmp_path: Path) -> None:
         open_dump(path)
 
 
+@pytest.mark.parametrize("members", [("w/data.pkl", "w/data/0", "w/version"), ("config.json", "model.weights.h5")])
+def test_an_archive_of_another_library_is_told_to_be_one(members: tuple[str, ...], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "saved.pt", "w") as archive:
+        for name in members:
+            archive.writestr(name, b"whatever it has")
+    with pytest.raises(DumpError, match="an archive without arrays of NumPy, as files of PyTorch and Keras") as refused:
+        open_dump(tmp_path / "saved.pt")
+    assert refused.value.hint is not None
+    assert refused.value.hint.endswith("dump the model with --checkpoint")
+
+
 def test_a_folder_of_files(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     np.save(tmp_path / "encoder" / "kernel.npy", ARRAYS["a"])
