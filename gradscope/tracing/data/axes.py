@@ -60,7 +60,12 @@ class Stored:
     def fitting(self) -> frozenset[Axes]:
         """Returns the orders of axes in which it has the model's shape."""
         orders = _orders(len(self.shape)) | ({self._as_transposed()} if self.kernel is not None else set())
-        return frozenset(axes for axes in orders if self.in_order(axes) == self.needed)
+        fitting = frozenset(axes for axes in orders if self.in_order(axes) == self.needed)
+        if self.kernel is None:
+            return fitting
+        # No library exchanges the height and the width of a kernel.
+        spatial = {axes: [axes[axis] for axis in self.kernel.spatial] for axes in fitting}
+        return frozenset(axes for axes in fitting if spatial[axes] == sorted(spatial[axes]))
 
     @property
     def as_it_is(self) -> Axes:
@@ -106,8 +111,10 @@ class Stored:
         if self.is_transposed:
             stored = orders & {self._as_transposed()} if self.as_it_is not in orders else frozenset[Axes]()
             return stored or orders, bool(stored)
-        if self.kernel is not None and self.kernel.padded and orders == frozenset({_as_usual(self.kernel)}):
-            orders |= self.fitting() & {self._as_transposed()}
+        if self.kernel is not None and _as_usual(self.kernel) in orders:
+            # An ordinary kernel has its outputs first; with a padding that either may have, it may be a transposed one.
+            other = self.fitting() & {self._as_transposed()} - {_as_usual(self.kernel)}
+            orders = orders | other if self.kernel.padded else orders - other
         return orders, len(orders) == 1
 
     def _as_transposed(self) -> Axes:

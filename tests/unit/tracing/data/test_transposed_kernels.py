@@ -108,6 +108,16 @@ def test_an_ordinary_convolution_beside_it_is_read_as_ever(tmp_path: Path) -> No
         np.testing.assert_array_equal(found.variables["params"][name]["kernel"], saved.transpose(2, 3, 1, 0))
 
 
+def test_the_program_tells_the_axes_of_a_square_kernel_of_an_ordinary_convolution(tmp_path: Path) -> None:
+    def layer(images: Any, kernel: Any) -> Any:
+        return lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    kernel = RANDOM.standard_normal((6, 6, 3, 3)).astype(np.float32)
+    found = read(tmp_path / "saved.npz", kernel, (3, 3, 6, 6), layer)
+    np.testing.assert_array_equal(found.variables["params"]["up"]["kernel"], kernel.transpose(2, 3, 1, 0))
+    assert found.notes == ("axes put into the order [2, 3, 1, 0]: up.weight",)
+
+
 def test_a_stride_of_one_is_told_by_inputs_that_come_first(tmp_path: Path) -> None:
     kernel = RANDOM.standard_normal((6, 5, 3, 3)).astype(np.float32)
     found = read(tmp_path / "saved.npz", kernel, (3, 3, 6, 5), lambda x, w: upsampled(x, w, 1))
