@@ -20,11 +20,13 @@ from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.faults.returned_values import RulePrograms, WrongValue, wrong_value
 from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, wrong_arguments
+from gradscope.proof.rules.faults.wrong_factors import RuleOfComplex
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.solvers.hidden_solvers import hide_solvers
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened, tightenings
 from gradscope.proof.wide_programs import Widening, error_of_constants
+from gradscope.protocols import implements
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.jaxpr.sharding import axes_of_type
@@ -198,15 +200,8 @@ class _RuleOfCall:
         along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]
         return self._along(along, claimed, everywhere)
 
+    @implements(RuleOfComplex)
     def turned(self, variable: int, turns: Sequence[complex], *, conjugated: bool, of_real: bool) -> list[Outcome]:
-        """Returns how the derivative along a random direction of one variable compares with those along turned ones.
-
-        Args:
-            variable: The variable that moves, by its number.
-            turns: What the direction is multiplied by.
-            conjugated: Whether it is the conjugate of the direction that is turned.
-            of_real: Whether the gradients that arrive are real.
-        """
         everywhere, weights = self._everywhere(), self._weights()
         weights = [np.real(each).astype(each.dtype) for each in weights] if of_real else weights
         way = everywhere[variable]

@@ -148,9 +148,8 @@ class _File:
             find = partial(find_variables, list(self.variables), list(self.variables.values()))
             raise self._refused(f"{collection or 'its variables'} may be {which}",
                                 rivals_hint(homes, list(self.tensors), find, ruled=self._is_ruled))  # fmt: skip
-        exact = {path for path, name in self._names.items() if self.tensors[name].exact}
-        known = {path: tuple(range(len(self.tensors[self._names[path]].shape))) for path in exact}
-        axes, undecided = infer_axes(each for path, each in self._stored.items() if path not in exact)
+        known = {path: self._stored[path].as_it_is for path in self._exact}
+        axes, undecided = infer_axes(each for path, each in self._stored.items() if path not in self._exact)
         self._require_fitting({**known, **axes, **{path: min(orders) for path, orders in undecided.items()}})
         if undecided:
             stored = [self._stored[path] for path in undecided]
@@ -163,7 +162,7 @@ class _File:
 
     def flips(self, path: str, axes: Mapping[str, Axes]) -> tuple[int, ...]:
         """Returns the axes of a variable that are reversed once they are in the model's order."""
-        return () if self.tensors[self._names[path]].exact else self._stored[path].flips(axes[path])
+        return () if path in self._exact else self._stored[path].flips(axes[path])
 
     def notes(self, axes: Mapping[str, Axes]) -> Iterator[str]:
         """Yields sentences about where the variables are, what was left out, and which axes have another order."""
@@ -182,8 +181,7 @@ class _File:
         yield from absence_notes(self._absent, self.path, self._left)
         for order, paths in rearranged(axes).items():
             yield f"axes put into the order {list(order)}: {listed(self._stored[path].name for path in paths)}"
-        exact = {path for path, name in self._names.items() if self.tensors[name].exact}
-        inferred = [(each, axes[path]) for path, each in self._stored.items() if path not in exact]
+        inferred = [(each, axes[path]) for path, each in self._stored.items() if path not in self._exact]
         for said, kernels in said_of_transposed(inferred).items():
             yield f"{said}: {listed(kernels)}"
 
@@ -255,6 +253,11 @@ class _File:
     def _names(self) -> dict[str, str]:
         """The file's names of the variables that it has, by path."""
         return {path: name for path, name in zip(self.variables, self.found.names, strict=True) if name is not None}
+
+    @cached_property
+    def _exact(self) -> frozenset[str]:
+        """The paths of the variables that the user's rules put into the model's layout."""
+        return frozenset(path for path, name in self._names.items() if self.tensors[name].exact)
 
     @cached_property
     def _left(self) -> list[str]:

@@ -95,9 +95,8 @@ def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -
     """
     first = stored[0]
     possible = orders[first.variable]
-    identity = tuple(range(len(first.shape)))
-    written = [_steps(each, first.flips(each)) for each in sorted(possible - {identity})]
-    others = [*written[1:], *(["no steps, as it is"] if identity in possible else [])]
+    written = [_steps(each, first.flips(each)) for each in sorted(possible - {first.as_it_is})]
+    others = [*written[1:], *(["no steps, as it is"] if first.as_it_is in possible else [])]
     lines = [
         "state it in a file for --map FILE, in one rule for each, or for several by a regular expression:",
         "  [[rule]]",
