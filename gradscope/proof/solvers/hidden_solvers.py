@@ -12,9 +12,11 @@ from typing import Final
 
 import jax
 
+from gradscope.errors import ModelError
 from gradscope.proof.solvers.evaluation import is_while
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, opened, sub_jaxprs
+from gradscope.tracing.user_frames import user_code
 
 #: The package whose primitives keep all that they run as jaxprs.
 _JAX: Final = "jax"
@@ -36,8 +38,9 @@ def _hides_solver(equation: Equation) -> bool:
         return False
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
     try:
-        inside, _ = opened(jax.make_jaxpr(partial(run, **equation.params))(*shapes))
-    except jax.errors.JAXTypeError:  # it runs in Python, on the numbers
+        with user_code(f"the function of {equation.primitive.name}"):
+            inside, _ = opened(jax.make_jaxpr(partial(run, **equation.params))(*shapes))
+    except ModelError:  # it runs in Python, on the numbers
         return False
     return any(is_while(each) or _hides_solver(each) for each in _equations(inside))
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
@@ -72,6 +73,19 @@ def test_an_error_of_the_solvers_tolerance_is_not_held_against_the_rule() -> Non
 
 def test_an_exact_solver_leaves_no_error() -> None:
     assert {row.status for row in proof(primitive(tolerance=1e-12, slope=1.0)).gradients} == {"correct"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, AttributeError])
+def test_a_primitive_that_runs_on_numbers_alone_is_checked_by_what_jax_compiles(error: type[Exception]) -> None:
+    solve = primitive(tolerance=1e-12, slope=1.0)
+
+    def on_numbers(state: Any, a: Any) -> Any:
+        if isinstance(a, Tracer):
+            raise error("this library takes numbers")
+        return root_of(state, 1e-12)
+
+    solve.def_impl(on_numbers)
+    assert {row.status for row in proof(solve).gradients} == {"correct"}
 
 
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-12])
