@@ -86,7 +86,7 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
     """
     rule, outcome, wrong, function = found.rule, found.outcome, found.arguments, found.rule.call.rule
     row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
-    factors = {None if each.where else each.factor for each in wrong}
+    factors = {each.factor for each in wrong}
     chosen = f"where {rule.chosen}" if rule.chosen else None
     row = replace(
         row,
@@ -100,7 +100,7 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         return replace(row, why=_unclear(outcome, narrow, "the function"))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
-    meant = any(each.constant or each.returned for each in wrong)
+    meant = any(each.may_be_meant for each in wrong)
     return replace(row, allow=function.function) if meant else row
 
 

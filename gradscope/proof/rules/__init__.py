@@ -7,6 +7,6 @@
 - `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.
 - `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
-- `rule_claims` compares each rule with finite differences of its function.
+- `compared_rule` compares a rule with finite differences of its function, `rule_claims` each rule of a model.
 - `faults` says how a wrong rule is wrong.
 """

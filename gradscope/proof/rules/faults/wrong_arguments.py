@@ -2,7 +2,8 @@
 
 A rule often differs from the derivative by one number: a sum in the place of a mean, a sign, a two. The number says
 most where it is the length of an axis, or the root of one. Or it returns the derivative with respect to another
-argument, or something where the derivative is zero.
+argument, or the derivative in another order, or something where the derivative is zero, or it does not look at the
+gradient that arrives; or it is wrong for few elements alone.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from gradscope import naming
-from gradscope.proof.claims import NotFinite, Outcome
+from gradscope.proof.claims import Outcome
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.float64 import NarrowType
+from gradscope.proof.rules.faults.arrangements import arranged_derivative
+from gradscope.proof.rules.faults.wrong_elements import RuleOfElements, is_zero, wrong_elements
 from gradscope.proof.rules.faults.wrong_factors import (
-    ComplexFactor,
     RuleOfComplex,
     complex_factor,
     confirmed_factor,
@@ -46,59 +48,29 @@ class WrongArgument:
 
     Attributes:
         name: Its name in the function, or its number, and the loss's argument that it is, if it is one.
-        factor: What the rule returns as a multiple of the derivative; None where it is no multiple.
-        length: The axis that has the factor, its square, or the inverse of one, as its length; "" where there is none.
-        derivative_of: The name of another argument, the derivative with respect to which it is; "" where there is none.
-        constant: Whether the derivative is zero: the function does not change with the argument, or jumps.
-        returned: Whether the function returns the argument as it is.
-        where: Of which elements alone this is so: " where it is negative"; "" for all.
-        narrow: The narrow type that the rule computes in, whose rounding may be the error; None where it may not.
-        not_finite: What the rule returns, if it is no finite number.
-        turned: The complex number by which the rule is wrong; None where it is wrong by none.
+        fault: What the rule returns for it: "2 times the derivative".
+        factor: That as a multiple of the derivative; None where it is no multiple for all elements.
+        may_be_meant: Whether such a rule may be meant to be no derivative.
     """
 
     name: str
-    factor: float | None
-    length: str = ""
-    derivative_of: str = ""
-    constant: bool = False
-    returned: bool = False
-    where: str = ""
-    narrow: NarrowType | None = None
-    not_finite: NotFinite = ""
-    turned: ComplexFactor | None = None
+    fault: str
+    factor: float | None = None
+    may_be_meant: bool = False
 
     def __str__(self) -> str:
-        if self.not_finite:
-            return f"{self.name}: {self.not_finite}, as the derivative is not"
-        if self.derivative_of:
-            return f"{self.name}: the derivative with respect to {self.derivative_of}"
-        if self.constant:
-            return f"{self.name}: not zero, as the derivative is"
-        if self.narrow is not None:
-            rounding = f"{self.narrow.name}, which rounds by {self.narrow.epsilon:.1e}"
-            return f"{self.name}: its error may be rounding: the rule computes in {rounding}; --tol allows for it"
-        if self.factor is None:
-            return f"{self.name}: {self.turned or 'no multiple of the derivative'}{self.where}"
-        length = f", {self.length}" if self.length else ""
-        return f"{self.name}: {self.factor:.12g} times the derivative{length}{self.where}"
+        return f"{self.name}: {self.fault}"
 
 
-class RuleOfCall(RuleOfComplex, Protocol):
+class RuleOfCall(RuleOfComplex, RuleOfElements, Protocol):
     """RuleOfCall is a rule at the operands of one call, where its function can be computed."""
-
-    def of_one(self, variable: int, returned_for: int | None = None, *, sign: int = 0) -> Outcome:
-        """Returns the outcome along a random direction of one distinct variable.
-
-        Args:
-            variable: The variable that moves, by its number.
-            returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
-            sign: The sign of the elements that move; 0 for all.
-        """
-        ...
 
     def returns(self, variable: int) -> bool:
         """Returns whether the function returns a distinct variable as it is."""
+        ...
+
+    def ignores_what_arrives(self, variable: int) -> bool:
+        """Returns whether the rule returns the same for one variable, and not zeros, whatever gradients arrive."""
         ...
 
     def computes_in(self) -> NarrowType | None:
@@ -117,50 +89,93 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, rule: RuleOfCall) -> tup
     outcomes = [[rule.of_one(variable) for _ in range(DIRECTIONS)] for variable in range(len(call.variables))]
     wrong = [variable for variable, found in enumerate(outcomes) if any(each.status == "wrong" for each in found)]
     names = {variable: _name(trace, call, call.variables[variable][0]) for variable in wrong}
-    return tuple(_wrong_argument(call, rule, variable, outcomes[variable], names) for variable in wrong)
+    return tuple(_Faults(call, rule, variable, outcomes[variable], names).argument() for variable in wrong)
 
 
-def _wrong_argument(
-    call: CustomRuleCall, rule: RuleOfCall, variable: int, outcomes: Sequence[Outcome], wrong: Mapping[int, str]
-) -> WrongArgument:
-    not_finite = next((each for each in outcomes if each.not_finite), None)
-    if not_finite is not None:
-        return WrongArgument(name=wrong[variable], factor=None, not_finite=not_finite.not_finite)
-    found = WrongArgument(name=wrong[variable], factor=None, returned=rule.returns(variable))
-    factor = confirmed_factor(outcomes, partial(rule.of_one, variable))
-    shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
-    # Of one number, whatever a rule returns is a multiple of the derivative, and the factor says little.
-    if math.isnan(factor) or math.prod(shapes[variable]) == 1:
-        for other, name in wrong.items():
-            if other != variable and shapes[other] == shapes[variable]:
-                exchanged = (rule.of_one(other, returned_for=variable) for _ in range(DIRECTIONS))
+@dataclass(frozen=True, slots=True)
+class _Faults:
+    """_Faults are the ways in which a rule can be wrong for one variable.
+
+    Attributes:
+        call: A call of the function.
+        rule: The rule at operands of the call.
+        variable: The variable, by its number.
+        outcomes: The outcomes along directions of it.
+        names: The names of the variables for which the rule is wrong, by their numbers.
+    """
+
+    call: CustomRuleCall
+    rule: RuleOfCall
+    variable: int
+    outcomes: Sequence[Outcome]
+    names: Mapping[int, str]
+
+    def argument(self) -> WrongArgument:
+        """Returns the variable with the first fault that it has, from what says most to what says least."""
+        name, not_finite = self.names[self.variable], self._not_finite()
+        if not_finite:
+            return WrongArgument(name=name, fault=not_finite)
+        found = WrongArgument(name=name, fault="", may_be_meant=self.rule.returns(self.variable))
+        factor = confirmed_factor(self.outcomes, partial(self.rule.of_one, self.variable))
+        fault = self._of_another(factor) or self._ignoring(factor) or self._rounding()
+        if not fault and not math.isnan(factor):
+            length = _length(self.call.equation, self._position(self.variable), factor)
+            fault = f"{_multiple(factor)}{length and ', '}{length}"
+            return replace(found, fault=fault, factor=rounded_factor(factor))
+        fault = fault or self._turned() or self._arranged()
+        return replace(found, fault=fault) if fault else self._of_some(found)
+
+    def _position(self, variable: int) -> int:
+        return self.call.variables[variable][0]
+
+    def _not_finite(self) -> str:
+        found = next((each.not_finite for each in self.outcomes if each.not_finite), "")
+        return found and f"{found}, as the derivative is not"
+
+    def _of_another(self, factor: float) -> str:
+        shapes = [self.call.equation.invars[position].aval.shape for position, *_ in self.call.variables]
+        # Of one number, whatever a rule returns is a multiple of the derivative, and the factor says little.
+        if not math.isnan(factor) and math.prod(shapes[self.variable]) != 1:
+            return ""
+        for other, name in self.names.items():
+            if other != self.variable and shapes[other] == shapes[self.variable]:
+                exchanged = (self.rule.of_one(other, returned_for=self.variable) for _ in range(DIRECTIONS))
                 if all(each.status == "correct" for each in exchanged):
-                    return replace(found, derivative_of=name)
-    narrow = rule.computes_in()
-    if narrow is not None and max(each.error for each in outcomes) <= _ROUNDINGS * narrow.epsilon:
-        return replace(found, narrow=narrow)
-    if not math.isnan(factor):
-        length = _length(call.equation, call.variables[variable][0], factor)
-        return replace(found, factor=rounded_factor(factor), length=length)
-    is_complex = np.issubdtype(call.equation.invars[call.variables[variable][0]].aval.dtype, np.complexfloating)
-    turned = complex_factor(rule, variable) if is_complex else None
-    if turned is not None:
-        return replace(found, turned=turned)
-    return _of_one_sign(rule, variable, found) or replace(
-        found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes)
+                    return f"the derivative with respect to {name}"
+        return ""
+
+    def _ignoring(self, factor: float) -> str:
+        ignores = math.isnan(factor) and self.rule.ignores_what_arrives(self.variable)
+        return "the same whatever gradient arrives" if ignores else ""
+
+    def _rounding(self) -> str:
+        narrow = self.rule.computes_in()
+        if narrow is None or max(each.error for each in self.outcomes) > _ROUNDINGS * narrow.epsilon:
+            return ""
+        rounding = f"{narrow.name}, which rounds by {narrow.epsilon:.1e}"
+        return f"its error may be rounding: the rule computes in {rounding}; --tol allows for it"
+
+    def _turned(self) -> str:
+        dtype = self.call.equation.invars[self._position(self.variable)].aval.dtype
+        turned = complex_factor(self.rule, self.variable) if np.issubdtype(dtype, np.complexfloating) else None
+        return "" if turned is None else str(turned)
+
+    def _arranged(self) -> str:
+        arranged = arranged_derivative(self.rule, self.variable)
+        return arranged and f"the derivative {arranged}"
+
+    def _of_some(self, found: WrongArgument) -> WrongArgument:
+        some = wrong_elements(self.rule, self.variable)
+        factor, where = (math.nan, "") if some is None else (some.factor, some.where)
+        if is_zero(self.outcomes) if some is None else some.constant:
+            return replace(found, fault=f"not zero, as the derivative is{where}", may_be_meant=True)
+        return replace(found, fault=f"{_multiple(factor)}{where}")
+
+
+def _multiple(factor: float) -> str:
+    return (
+        "no multiple of the derivative" if math.isnan(factor) else f"{rounded_factor(factor):.12g} times the derivative"
     )
-
-
-def _of_one_sign(rule: RuleOfCall, variable: int, found: WrongArgument) -> WrongArgument | None:
-    """Returns how a rule is wrong that is right for the elements of the other sign; None for any other."""
-    by_sign = {sign: [rule.of_one(variable, sign=sign) for _ in range(DIRECTIONS)] for sign in (1, -1)}
-    for sign, word in ((1, "positive"), (-1, "negative")):
-        wrong = all(each.status == "wrong" for each in by_sign[sign])
-        if wrong and all(each.status == "correct" for each in by_sign[-sign]):
-            factor = confirmed_factor(by_sign[sign], partial(rule.of_one, variable, sign=sign))
-            multiple = None if math.isnan(factor) else rounded_factor(factor)
-            return replace(found, factor=multiple, where=f" where it is {word}")
-    return None
 
 
 def _name(trace: Trace, call: CustomRuleCall, position: int) -> str:
