@@ -102,7 +102,7 @@ def outcome(
         tolerance: The relative error that a claim may have in any case.
     """
     claim = replace(claim, loss_at=cache(claim.loss_at))
-    usual = _compared(claim, finite_difference(claim.loss_at, claim.epsilon, USUAL_STEPS), tolerance)
+    usual = usual_outcome(claim, tolerance)
     if usual.status == "correct" and usual.error <= _CLOSE and usual.expected <= 10 * _CLOSE:
         return usual
     found = finite_difference(claim.loss_at, claim.epsilon)
@@ -113,6 +113,11 @@ def outcome(
         return result
     result = _by_solvers(claim, found, result, tightened, tolerance)
     return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
+
+
+def usual_outcome(claim: Claim, tolerance: float = 0.0) -> Outcome:
+    """Returns the outcome of a claim, which may have a relative error, by few differences that nothing explains."""
+    return _compared(claim, finite_difference(claim.loss_at, claim.epsilon, USUAL_STEPS), tolerance)
 
 
 def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:

@@ -33,7 +33,7 @@ def arranged_derivative(rule: RuleOfElements, variable: int) -> str:
         variable: The variable, by its number.
     """
     for words, arranged in _arrangements(rule.operand(variable).shape):
-        outcomes = (rule.of_one(variable, arranged=arranged) for _ in range(DIRECTIONS))
+        outcomes = (rule.of_one(variable, arranged=arranged, quickly=True) for _ in range(DIRECTIONS))
         if all(each.status == "correct" for each in outcomes):
             return words
     return ""
