@@ -172,16 +172,21 @@ def leaf_row(
     return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
 
 
-def with_wrong_rules(row: ProofRow, functions: Sequence[str]) -> ProofRow:
+def with_wrong_rules(row: ProofRow, functions: Sequence[str], of_value: Sequence[str]) -> ProofRow:
     """Returns the row of a wrong gradient with the functions of wrong rules that it is made through.
 
     Args:
         row: The row of a gradient.
         functions: The functions.
+        of_value: The functions whose rules return another value, from which the loss is computed, whatever its
+            gradients are made through.
     """
-    if row.status != "wrong" or not functions:
+    if row.status != "wrong" or not (functions or of_value):
         return row
-    through = f"made through the wrong rule{'s' * (len(functions) > 1)} of {some_of(functions)}"
+    if functions:
+        through = f"made through the wrong rule{'s' * (len(functions) > 1)} of {some_of(functions)}"
+    else:
+        through = f"made with the wrong value that the rule of {some_of(of_value)} returns"
     return replace(row, why=f"{row.why}; {through}" if row.why else through)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -22,16 +22,14 @@ from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
 from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row, with_wrong_rules
-from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
+from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls, gradients_made_through
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
 from gradscope.proof.solvers.hidden_solvers import hide_solvers
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import stopped_places, surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
-from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
@@ -199,7 +197,7 @@ def _rows_at(
             surrogate = surrogate_loss(here, leaves, options.allowed)
             excusing = surrogate is None
             surrogate = surrogate_loss(here, leaves, ()) if excusing else surrogate
-        frames, made_through = list(here.root.walk()), _made_through(here, options.allowed)
+        frames, made_through = list(here.root.walk()), gradients_made_through(here, options.allowed)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         epsilon, longer, hidden = coarsest_epsilon(frames, here.liveness), tightenings(frames), hide_solvers(frames)
         tolerance = max(options.tolerance, _own_rounding(trace))
@@ -225,16 +223,18 @@ def _rows_at(
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
         checked = rule_outcomes(here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
-        functions, rules = list[str](), list[ProofRow]()
+        rules, made, other_values = list[ProofRow](), dict[str, Collection[int]](), dict[str, None]()
         for each in checked:
             inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
-            functions.append(each.rule.call.rule.function)
             rules.append(rule_row(each, options.allowed, inside))
-        found = zip(functions, rules, strict=True)
-        wrong_rules = dict.fromkeys(function for function, row in found if row.status == "wrong")
-        made = {name: _made_through(here, [name]).keys() for name in wrong_rules}
+            if rules[-1].status == "wrong":
+                function = each.rule.call.rule.function
+                made[function] = gradients_made_through(here, [function])
+                other_values |= {} if each.value is None else {function: None}
         gradients = tuple(
-            with_wrong_rules(row, [name for name, numbers in made.items() if not numbers.isdisjoint(group)])
+            with_wrong_rules(
+                row, [name for name, numbers in made.items() if not set(group).isdisjoint(numbers)], [*other_values]
+            )
             for row, (group, _) in zip(gradients, outcomes, strict=True)
         )
     return _Rows(tuple(rules), gradients, notes)
@@ -267,22 +267,6 @@ def _require_known(trace: Trace, allowed: Sequence[str]) -> None:
     for name in allowed:
         if name not in known:
             raise UsageError(f"the model calls no function {name} with a custom rule", hint=nearest_hint(name, known))
-
-
-def _made_through(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
-    """Returns the numbers of the arguments whose gradients an allowed function's rule makes, with its name."""
-    found: dict[int, str] = {}
-    for name in allowed:
-        calls = [call for call in custom_rule_calls(trace) if call.rule.function == name]
-        outputs = [
-            ValueKey(call.frame.key, call.number, at)
-            for call in calls
-            for at, variable in enumerate(call.equation.outvars)
-            if is_inexact(variable)
-        ]
-        reached = enumerate(reachability_from(trace.root, outputs).arguments)
-        found |= {number: name for number, reach in reached if reach is Reach.GRADIENT}
-    return found
 
 
 def _sources(trace: Trace) -> dict[str, str]:

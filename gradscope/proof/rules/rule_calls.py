@@ -13,9 +13,9 @@ from gradscope.proof.rules.on_devices import on_devices
 from gradscope.proof.rules.stopped_operands import stopped_operands
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, constants_of_functions, stated_rule
-from gradscope.tracing.jaxpr.frames import Frame, source_in, splits_around
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, source_in, splits_around
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
 
@@ -116,6 +116,27 @@ def calls_of_stated_rules(trace: Trace) -> int:
     """Returns how often a loss calls functions with a rule that JAX does not state, in all iterations of loops."""
     calls = (call for call in custom_rule_calls(trace) if not call.rule.of_jax)
     return sum(math.prod(loop.length or 1 for loop in call.frame.loops) for call in calls)
+
+
+def gradients_made_through(trace: Trace, functions: Sequence[str]) -> dict[int, str]:
+    """Returns the numbers of the arguments whose gradients the rule of a function makes, with the function's name.
+
+    Args:
+        trace: The traced loss.
+        functions: The names of the functions.
+    """
+    found: dict[int, str] = {}
+    for name in functions:
+        calls = [call for call in custom_rule_calls(trace) if call.rule.function == name]
+        outputs = [
+            ValueKey(call.frame.key, call.number, at)
+            for call in calls
+            for at, variable in enumerate(call.equation.outvars)
+            if is_inexact(variable)
+        ]
+        reached = enumerate(reachability_from(trace.root, outputs).arguments)
+        found |= {number: name for number, reach in reached if reach is Reach.GRADIENT}
+    return found
 
 
 def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[int]:

@@ -63,6 +63,20 @@ def test_the_value_of_a_custom_jvp_is_told_before_its_wrong_argument() -> None:
     assert row.why == "returns 2 times the function's value; x: 2 times the derivative"
 
 
+def test_a_gradient_that_no_wrong_rule_makes_is_said_to_be_made_with_its_wrong_value() -> None:
+    ruled = with_rule(jnp.tanh, lambda x: 2 * jnp.tanh(x))
+
+    def loss(parameters: Any, x: Any) -> Any:
+        return ((ruled(x @ parameters["w"]) @ parameters["v"]) ** 2).sum()
+
+    parameters = {"w": W, "v": evenly(-0.8, 1.2, 4, 2)}
+    model = Model.of_values("model", loss, parameters, X)
+    found = prove(model, Arguments.of(parameters, X), Timings(), ProofOptions(allowed=()))
+    why = {row.what: row.why for row in found.gradients}
+    assert why["param_grad/v"] == "4 times the derivative; made with the wrong value that the rule of ruled returns"
+    assert why["param_grad/w"] == "2 times the derivative; made through the wrong rule of ruled"
+
+
 def test_an_allowed_function_may_return_another_value() -> None:
     row = rule_of(with_rule(jnp.tanh, lambda x: x), allowed=("ruled",))
     assert (row.status, row.why) == ("excused", "allowed; returns another value than the function")
