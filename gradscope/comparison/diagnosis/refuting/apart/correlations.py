@@ -84,11 +84,10 @@ class KernelForm:
             arriving: The gradient at its output.
             inputs: The number of inputs of each group of channels.
         """
-        if self.matrix is None:
-            read, arriving = (np.moveaxis(each, self.channels, -1) for each in (read, arriving))
-        else:  # a dense layer may read a flattened image
+        if self.matrix is not None:  # a dense layer may read a flattened image
             arriving = arriving.reshape(-1, self.matrix[self.outputs])
-            read = read.reshape(len(arriving), -1)
+            return (read.reshape(len(arriving), -1).T @ arriving)[None]
+        read, arriving = (np.moveaxis(each, self.channels, -1) for each in (read, arriving))
         swapped = math.prod(read.shape[1:-1]) < math.prod(arriving.shape[1:-1])
         large, small = (arriving, read) if swapped else (read, arriving)
         windows, axes = self._windows(large, small), range(small.ndim - 1)
@@ -106,7 +105,7 @@ class KernelForm:
         """Returns what lies at each distance from the elements of the smaller array.
 
         Returns:
-            A view of the shape `[distances, ..., elements, ..., channels]`; of a dense layer with a single distance.
+            A view of the shape `[distances, ..., elements, ..., channels]`.
         """
         sizes, reaches = small.shape[1:-1], _reaches(large.shape[1:-1], self.reach)
         ends = [
@@ -123,7 +122,7 @@ class KernelForm:
         found = windows[:, *within, :, *elements]
         count = len(space)
         order = (*range(1, 1 + count), 0, *range(2 + count, 2 + 2 * count), 1 + count)
-        return found.transpose(order) if count else found[None]
+        return found.transpose(order)
 
 
 def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
