@@ -8,10 +8,10 @@ it, which is that at the sum.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -114,14 +114,13 @@ def _terms(dumps: Dumps, match: Match, *, of_ref: bool) -> Iterator[tuple[str, A
 def _functions(total: Array, branch: Array, term: Array, tolerance: float) -> tuple[str, str] | None:
     """Returns the functions of a term and of a branch that add up to a value; None where none do."""
     step = -(-total.size // _SAMPLE)
-    some = [each.reshape(-1)[::step] for each in (total, branch, term)]
-    of_term, of_branch = (
-        {name: function(each) for name, function in _FUNCTIONS.items()} for each in (some[2], some[1])
-    )
-    for one, other in sorted(product(_FUNCTIONS, _FUNCTIONS), key=lambda names: sum(map(bool, names))):
-        # The sample is not held so strictly that its own error would rule a sum out.
-        if not is_close(some[0] - of_term[one], of_branch[other], 10 * tolerance):
-            continue
+    sums, *others = (each.reshape(-1)[::step] for each in (total, branch, term))
+    branches, terms = (np.stack([function(each) for function in _FUNCTIONS.values()]) for each in others)
+    errors = np.linalg.norm(sums - terms[:, None] - branches, axis=-1)
+    # The sample is not held so strictly that its own error would rule a sum out.
+    possible = (errors <= 10 * tolerance * np.linalg.norm(branches, axis=-1)).reshape(-1)
+    pairs = itertools.compress(itertools.product(_FUNCTIONS, _FUNCTIONS), possible)
+    for one, other in sorted(pairs, key=lambda names: sum(map(bool, names))):
         part = _FUNCTIONS[other](branch)
         share = float(np.linalg.norm(part)) / max(float(np.linalg.norm(total)), math.ulp(0.0))
         if share > _SHARE and is_close(total - _FUNCTIONS[one](term), part, tolerance):
