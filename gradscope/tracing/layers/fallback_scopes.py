@@ -2,7 +2,8 @@
 
 A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to the layer in
 the parameter's path: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
-of the user's code that traced it, `forward:12`.
+of the user's code that traced it, `forward:12`. One that makes a view of a parameter, as a model does that converts all
+of them before it begins, belongs to the layer that follows it, and to none where that is of another parameter.
 
 Where operations are requested, each is in a scope of its own, named after its primitive or function. An operation is a
 layer of one equation, and has names, inputs, outputs and gains as any other.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
@@ -82,12 +84,28 @@ def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
     if has_scopes(root):
         return lambda _, equation: scopes(equation)
     known: dict[str, InferredScope] = {}
+    names_of = cache(partial(_inferred_names, origins=origins))
 
     def inferred(frame: Frame, equation: Equation) -> tuple[InferredScope, ...]:
-        name = _inferred_name(frame, equation, origins)
+        name = names_of(frame).get(id(equation))
         return () if name is None else (known.setdefault(name, InferredScope(name)),)
 
     return inferred
+
+
+def _inferred_names(frame: Frame, *, origins: ParameterOrigins) -> dict[int, str]:
+    """Returns the inferred scopes of a frame's equations, by the identity of those that have one."""
+    found: dict[int, str] = {}
+    following: str | None = None
+    for equation in reversed(frame.jaxpr.eqns):
+        name = _inferred_name(frame, equation, origins)
+        if any(origins.names(frame, variable) for variable in equation.outvars):
+            name = name if name == following else None
+        else:
+            following = name
+        if name is not None:
+            found[id(equation)] = name
+    return found
 
 
 def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:

@@ -432,6 +432,22 @@ def test_what_uses_no_parameter_is_then_named_by_its_line() -> None:
     assert all(name.startswith("loss:") for name in found[1:])
 
 
+def test_parameters_that_are_converted_before_all_else_make_no_layers() -> None:
+    def loss(parameters: Any, x: Any) -> Any:
+        narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters)
+        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ narrow["first"]["kernel"])
+        made = hidden @ narrow["second"]["kernel"].T + parameters["second"]["bias"].astype(jnp.bfloat16)[None]
+        return made.astype(jnp.float32).sum()
+
+    parameters = {"first": {"kernel": W}, "second": {"kernel": W, "bias": W[0]}}
+    trace = trace_loss(loss, parameters, X)
+    assert [sorted(each.params) for each in trace.layers if each.params] == [
+        ["first/kernel"],
+        ["second/bias", "second/kernel"],
+    ]
+    assert [name for name in names(trace) if ":" not in name] == ["first", "second"]
+
+
 @pytest.mark.parametrize("name", ["", "/", "//"])
 def test_a_scope_without_a_name_is_none(name: str) -> None:
     trace = traced(lambda w, x: under("outer", lambda: under(name, lambda: under("inner", jnp.matmul, x, w))))

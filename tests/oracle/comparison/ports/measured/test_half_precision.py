@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradscope as gs
+from tests.support.data import evenly
 from tests.support.ports.everything import PORTS
 from tests.support.ports.port import Port, Program, captured, named_first
 
@@ -70,3 +71,21 @@ def test_a_fault_is_told_at_its_layer(name: str, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"
     assert named_first(found) & {*port.shows_at[fault]}, found.sentence
+
+
+def test_what_converts_parameters_before_all_else_is_none_of_its_layers() -> None:
+    kernels = {"first": evenly(-1.0, 1.2, 6, 6), "second": evenly(-0.9, 1.1, 6, 6), "third": evenly(-1.1, 0.8, 6, 6)}
+    parameters = {name: {"kernel": kernel} for name, kernel in kernels.items()}
+
+    def loss(parameters: Any, batch: Any) -> Any:
+        hidden = batch["x"]
+        for name in kernels:
+            hidden = jnp.tanh(hidden @ parameters[name]["kernel"])
+        return jnp.square(hidden.astype(jnp.float32)).sum()
+
+    def narrow(parameters: Any, batch: Any) -> Any:
+        return loss(narrowed(parameters), narrowed(batch))
+
+    reference, candidate = (gs.capture(each, parameters, {"x": evenly(-1.0, 1.3, 4, 6)}) for each in (loss, narrow))
+    found = gs.compare(reference, candidate)
+    assert found.verdict == "same", found.sentence
