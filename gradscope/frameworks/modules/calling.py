@@ -24,6 +24,9 @@ _WHEN_NOT: Final = frozenset({"deterministic", "inference", "use_running_average
 
 _Kind: Final = inspect.Parameter
 
+#: What to do about described inputs that do not fit a module.
+_DESCRIBE: Final = "describe each input, by position or name: --input float32[8,32,32,3] --input mask=bool[8]"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
@@ -58,6 +61,8 @@ def call_shape(
     *,
     train: bool,
     supplied: Collection[str] = (),
+    given: Sequence[InputSpec] = (),
+    hint: str = _DESCRIBE,
 ) -> tuple[CallShape, dict[str, InputSpec]]:
     """Returns how a module is called on some inputs, and the inputs by name.
 
@@ -67,6 +72,8 @@ def call_shape(
         specs: The inputs.
         train: Whether it runs in training mode.
         supplied: Parameters that an adapter passes itself.
+        given: The inputs as the user named them, where that is not how they are called here.
+        hint: What to do where they do not fit.
 
     Raises:
         UsageError: The inputs do not fit the parameters.
@@ -80,10 +87,10 @@ def call_shape(
     shape = CallShape(positional=tuple(positional), named=tuple(named), flags=flags)
     twice = positional.keys() & named.keys()
     if len(positional) < len(unnamed) or twice or not _binds(signature, shape, {*positional, *named}, supplied):
-        received = ", ".join(map(str, specs)) or "no --input"
+        received = ", ".join(map(str, given or specs)) or "no --input"
         raise UsageError(
             f"{module} takes {signature_text(without(signature, supplied))}, and received {received}",
-            hint="describe each input, by position or name: --input float32[8,32,32,3] --input mask=bool[8]",
+            hint=hint,
         )
     return shape, {**positional, **named}
 

@@ -25,6 +25,12 @@ _LABELS: Final = ("labels", "targets", "loss_labels")
 #: Names of the labels in real data.
 _LABELS_IN_DATA: Final = ("labels", "label", "targets", "target", "y")
 
+#: What to do about data that do not fit a module.
+_NAME_DATA: Final = (
+    "a tensor of the data is an input by the name of its parameter, or in the parameters' order; labels are called "
+    f"{', '.join(_LABELS_IN_DATA[:-1])} or {_LABELS_IN_DATA[-1]}, and of several outputs labels/OUTPUT"
+)
+
 #: Name of the labels in a pair (inputs, labels), whose elements are named by their positions.
 _LABELS_OF_PAIR: Final = ("1",)
 
@@ -194,8 +200,10 @@ def _with_examples(specs: Iterable[InputSpec], size: int) -> list[InputSpec]:
     return [replace(spec, shape=(size, *spec.shape[1:])) if spec.shape else spec for spec in specs]
 
 
-def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple[CallShape, dict[str, InputSpec]]:
-    return call_shape(adapter.module, adapter.signature, specs, train=train, supplied=adapter.supplied)
+def _call(
+    adapter: Adapter, specs: Sequence[InputSpec], *, train: bool, **said: Any
+) -> tuple[CallShape, dict[str, InputSpec]]:
+    return call_shape(adapter.module, adapter.signature, specs, train=train, supplied=adapter.supplied, **said)
 
 
 def _call_on_data(
@@ -225,7 +233,8 @@ def _call_on_data(
     tensors = {name: spec for name, spec in data.items() if name.partition("/")[0] not in beside}
     known = {name: name.partition("/")[0] in parameters for name in tensors}
     specs = [narrowed(replace(spec, name=name if known[name] else None)) for name, spec in tensors.items()]
-    call, inputs = _call(adapter, specs, train=train)
+    given = [replace(spec, name=name) for name, spec in tensors.items()]
+    call, inputs = _call(adapter, specs, train=train, given=given, hint=_NAME_DATA)
     renamed = dict(zip(call.positional, (name for name in tensors if not known[name]), strict=True))
     named = {renamed.get(name, name): spec for name, spec in inputs.items()}
     return replace(call, positional=tuple(renamed.values())), named, label_name, weights

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from gradscope.tracing.data.variable_names import components
+from gradscope.tracing.data.variable_names import last_name
 from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
 
 #: What is said of a transposed convolution's kernel that is reversed, and of one that is not and may be PyTorch's.
@@ -50,7 +50,7 @@ class Stored:
     @property
     def role(self) -> tuple[str, str, int, bool]:
         """What it has in common with the variables that are stored in the same order."""
-        return components(self.name)[-1], components(self.variable)[-1], len(self.shape), self.is_transposed
+        return last_name(self.name), last_name(self.variable), len(self.shape), self.is_transposed
 
     @property
     def renamed(self) -> bool:

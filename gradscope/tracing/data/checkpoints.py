@@ -38,7 +38,7 @@ from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
 from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, by_position, collection_of, components, find_variables
+from gradscope.tracing.data.variable_names import Matches, by_position, collection_of, find_variables, last_name
 from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
 from gradscope.tracing.leaves import Leaf, variable_leaves
 
@@ -231,8 +231,8 @@ class _File:
 
     def _holds_any(self) -> bool:
         """Returns whether any tensor of the file has the last name and the sizes of a variable, in whatever order."""
-        held = {(components(name)[-1:], tuple(sorted(each.shape))) for name, each in self.tensors.items()}
-        return any((components(path)[-1:], tuple(sorted(each.shape))) in held for path, each in self.variables.items())
+        held = {(last_name(name), tuple(sorted(each.shape))) for name, each in self.tensors.items()}
+        return any((last_name(path), tuple(sorted(each.shape))) in held for path, each in self.variables.items())
 
     def _foreign(self, count: int, problems: Sequence[str], hint: str) -> DumpError:
         """Returns the error of a file without any variable of the model."""

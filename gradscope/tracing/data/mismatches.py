@@ -61,9 +61,9 @@ def mismatches(
     yield from shortened(
         [each for path in both for each in _differences(path, expected[path], found[path], exact=exact)]
     )
-    for what, tensors in (("it lacks", lacking), ("the model has no", extra)):
+    for what, tensors, present in (("it lacks", lacking, found), ("the model has no", extra, expected)):
         if tensors:
-            yield f"{what} {', '.join(shortened(in_groups(tensors, both)))}"
+            yield f"{what} {', '.join(shortened(in_groups(tensors, present)))}"
 
 
 def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[str]:

@@ -101,6 +101,12 @@ def components(name: str) -> Components:
     return tuple(re.split(r"[/.]", name))
 
 
+def last_name(name: str) -> str:
+    """Returns the last component of a variable's name, which `value` below it is not."""
+    *rest, last = components(name)
+    return rest[-1] if rest and last == _VALUE else last
+
+
 def is_path_of_keys(name: str) -> bool:
     """Returns whether a name is written as a path of keys in Python."""
     return _PATH.fullmatch(name) is not None

@@ -45,7 +45,7 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
     dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
     across = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
     facts = PairingFacts(
-        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1] or across,
+        ported=any(map(_is_ported, (*pairing.matched, *pairing.inverse))) or dtypes[0] != dtypes[1] or across,
         all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
         losses_agree=losses_of_both_agree(dumps, pairing.matched, rows),
         gradients_agree=_gradients_agree(rows.values()),

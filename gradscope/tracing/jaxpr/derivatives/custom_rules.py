@@ -20,7 +20,10 @@ from gradscope.tracing.jaxpr.transfers import solve_operands
 
 #: The functions that decorators give rules to in place of the user's, by file: `jax.custom_gradient`, and
 #: `equinox.filter_custom_vjp` and `filter_custom_jvp`.
-_STAND_INS: Final[Mapping[str, str]] = {"custom_derivatives.py": "wrapped_fun", "_ad.py": "fn_wrapped"}
+_STAND_INS: Final[Mapping[str, Sequence[str]]] = {
+    "custom_derivatives.py": ("wrapped_fun",),
+    "_ad.py": ("fn_wrapped", "fn_wrapper"),
+}
 #: How JAX calls the arguments of a function that does not name them.
 _UNNAMED: Final = re.compile(r"args\[\d+\]")
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
@@ -47,20 +50,31 @@ def custom_rule(equation: Equation) -> CustomRule | None:
     """Returns the function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
     if equation.primitive.name not in CUSTOM_RULES:
         return None
-    found = _FUNCTION.fullmatch(str(getattr(_debug_information(equation), "func_src_info", "")))
+    found = _function(equation)
     if found is None:
         return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=False)
-    file_name, line, name = found["file"], found["line"], found["name"]
-    stand_in = _STAND_INS.get(Path(file_name).name) if is_library_file(file_name) else None
-    if stand_in is not None:
+    file_name, line, name = found
+    if _is_stand_in(name, file_name):
         equations = opened(_carried(equation))[0].eqns
-        file_name, line, name = function_inside(equations, stand_in, file_name) or (file_name, line, name)
+        file_name, line, name = function_inside(equations, name, file_name) or found
+    of_jax = is_file_of("jax", file_name)
     return CustomRule(
-        function=name,
+        function=name.lstrip("_") if of_jax else name,  # what users call in JAX begins with no underscore
         source=f"{Path(file_name).name}:{line}",
         of_library=is_library_file(file_name),
-        of_jax=is_file_of("jax", file_name),
+        of_jax=of_jax,
     )
+
+
+def _function(equation: Equation) -> tuple[str, int, str] | None:
+    """Returns file, line and name of the function that has a rule; None where JAX does not store them."""
+    found = _FUNCTION.fullmatch(str(getattr(_debug_information(equation), "func_src_info", "")))
+    return None if found is None else (found["file"], int(found["line"]), found["name"])
+
+
+def _is_stand_in(name: str, file_name: str) -> bool:
+    """Returns whether a function is one that a decorator gives a rule to in place of the user's."""
+    return name in _STAND_INS.get(Path(file_name).name, ()) and is_library_file(file_name)
 
 
 def stated_rule(equation: Equation) -> CustomRule | None:
@@ -112,6 +126,9 @@ def argument_name(equation: Equation, position: int) -> str:
 def _argument_names(equation: Equation) -> dict[int, str]:
     if constants := constants_of_functions(equation):
         return dict.fromkeys(range(len(constants), len(equation.invars)), "b")
+    function = _function(equation)
+    if function is not None and _is_stand_in(function[2], function[0]):  # its arguments are not the user's
+        return {}
     # Of a `custom_vjp` JAX keeps those of its forward function, which has the same arguments.
     forward = getattr(equation.params.get("fwd_jaxpr_thunk"), "debug_info", None)
     for names in (getattr(each, "arg_names", None) or () for each in (_debug_information(equation), forward)):

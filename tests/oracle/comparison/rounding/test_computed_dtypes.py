@@ -56,3 +56,29 @@ def test_the_first_layer_that_returns_another_type_is_told_where_nothing_differs
         assert found.verdict == "same"
         assert told.format(*types) in found.sentence, found.sentence
     assert "digits" not in gs.compare(narrow, narrow).sentence
+
+
+@cache
+def _mixed(dtype: str | None = None) -> Dump:
+    """Layers that all multiply in a narrow type, and return float32 all the same."""
+
+    def loss(kernels: Any, read: Any) -> Any:
+        for number, kernel in enumerate(kernels):
+            with jax.named_scope(f"dense{number}"):
+                factors = (read, kernel) if dtype is None else (read.astype(dtype), kernel.astype(dtype))
+                read = jnp.tanh(jnp.matmul(*factors).astype(jnp.float32))
+        return jnp.square(read).mean()
+
+    rng = np.random.default_rng(0)
+    kernels = [rng.normal(size=(32, 32)).astype(np.float32) / 6 for _ in range(3)]
+    return gs.capture(loss, kernels, rng.normal(size=(16, 32)).astype(np.float32))
+
+
+def test_the_first_layer_that_computes_in_another_type_inside_is_told_where_most_do_and_nothing_differs() -> None:
+    found = gs.compare(_mixed(), _mixed("bfloat16"))
+    assert found.verdict == "same"
+    assert "; `dense0` is computed in bfloat16 inside its layer, and the reference's in float32" in found.sentence
+    other = gs.compare(_mixed("bfloat16"), _mixed())
+    assert other.verdict == "same"
+    assert "; `dense0` is computed in float32, and the reference's in bfloat16 inside its layer" in other.sentence
+    assert "computed in" not in gs.compare(_mixed("bfloat16"), _mixed("bfloat16")).sentence

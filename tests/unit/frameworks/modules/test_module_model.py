@@ -99,6 +99,14 @@ def test_the_requested_batch_size_is_that_of_the_inputs() -> None:
     assert made.inputs["x"].shape == (2, 5)
 
 
+def test_data_that_do_not_fit_are_named_as_in_the_file_with_what_labels_are_called() -> None:
+    data = {name: parse_input("float32[7,5]") for name in ("image", "answer", "scale", "extra")}
+    with pytest.raises(UsageError, match=r"and received image=float32\[7,5\], answer=float32\[7,5\]") as refused:
+        ModuleModel.of(Adapter(), Request(data=data), train=True)
+    assert refused.value.hint is not None
+    assert "labels are called labels, label, targets, target or y, and of several outputs labels/" in refused.value.hint
+
+
 def test_data_describes_inputs_under_its_own_names_and_brings_the_labels() -> None:
     data = {name: parse_input(text) for name, text in {"image": "float64[7,5]", "y": "int64[7]"}.items()}
     made = ModuleModel.of(Adapter(), Request(data=data, loss="cross-entropy"), train=True)

@@ -1,10 +1,12 @@
-"""Names that differ by numbers alone are one item of a list, which says which numbers there are."""
+"""Tensors that are missing are named by what the other side has not, and those that differ by numbers are one item."""
 
 from __future__ import annotations
 
+import jax
+import numpy as np
 import pytest
 
-from gradscope.tracing.data.mismatches import in_ranges, listed
+from gradscope.tracing.data.mismatches import in_ranges, listed, mismatches
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,24 @@ from gradscope.tracing.data.mismatches import in_ranges, listed
 def test_names_that_differ_by_numbers_are_one(names: list[str], called: str) -> None:
     assert listed(names) == called
     assert sorted(name for members in in_ranges(names).values() for name in members) == sorted(names)
+
+
+def _of_shape(*names: str) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct((2, 2), np.float32) for name in names}
+
+
+def test_nothing_is_said_to_be_missing_below_a_path_that_both_sides_have() -> None:
+    model = _of_shape(*(f"params/fc{each}/{leaf}" for each in (1, 2) for leaf in ("kernel", "bias")), "params/out/w")
+    adapter = _of_shape(*(f"params/fc{each}/lora_{leaf}" for each in (1, 2) for leaf in "AB"))
+    lacking, extra = mismatches(model, adapter)
+    assert lacking == "it lacks " + ", ".join(
+        f"params/{name} float32[2, 2]" for name in ("fc1/kernel", "fc2/kernel", "fc1/bias", "fc2/bias", "out/w")
+    )
+    assert extra == "the model has no " + ", ".join(
+        f"params/{name} float32[2, 2]" for name in ("fc1/lora_A", "fc2/lora_A", "fc1/lora_B", "fc2/lora_B")
+    )
+
+
+def test_what_one_side_has_nothing_of_is_one_item() -> None:
+    model, other = _of_shape("params/a/w", "params/b/w", "params/c/w"), _of_shape("net.a.x", "net.b.y", "net.c.z")
+    assert [*mismatches(model, other)] == ["it lacks params (3 tensors)", "the model has no net (3 tensors)"]

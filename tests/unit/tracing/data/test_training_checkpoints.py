@@ -116,6 +116,17 @@ def test_the_values_of_nnx_variables_are_the_variables(folder: Path) -> None:
     assert_restored(dump(folder, saved), folder)
 
 
+def test_a_square_kernel_of_nnx_is_one_of_the_same_name_and_taken_as_it_is(folder: Path) -> None:
+    blocks, read = '"blocks": {"kernel": jnp.zeros((3, 4, 4))}', '@ p["blocks"]["kernel"].sum(0)'
+    model = MODEL.replace('"mid": {', f'{blocks}, "mid": {{').replace('@ p["mid"]', f'{read} @ p["mid"]')
+    (folder / "model.py").write_text(model)
+    stacked = np.arange(48, dtype=np.float32).reshape(3, 4, 4)
+    saved = {f"{name.partition('/')[2]}/value": array for name, array in values().items()}
+    assert_restored(dump(folder, {**saved, "blocks/kernel/value": stacked}), folder)
+    with np.load(folder / "model.npz") as members:
+        np.testing.assert_array_equal(members["param/blocks/kernel"], stacked)
+
+
 def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_decide(folder: Path) -> None:
     saved = {f"{prefix}/{name}": array for prefix in ("model", "ema") for name, array in values().items()}
     command = dump(folder, saved)

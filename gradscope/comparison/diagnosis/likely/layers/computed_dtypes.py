@@ -11,8 +11,8 @@ from typing import Final
 
 from gradscope.comparison.judging.rounding.innermost_layers import layers_by_name
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.precision import dtype_class, machine_epsilon
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
+from gradscope.comparison.precision import coarser, dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, split_key
@@ -39,11 +39,10 @@ class ComputedDtypes:
             match: The pair.
             row: Its row.
         """
-        key = split_key(self._dumps.cand.resolve(match.cand))[1]
-        narrow = self._of_cand.get(key)
+        narrow = self._narrowest(self._dumps.cand, match.cand)
         if narrow is None or not row.made_here:
             return ""
-        ref = self._of_ref.get(split_key(self._dumps.ref.resolve(match.ref))[1])
+        ref = self._narrowest(self._dumps.ref, match.ref)
         is_rounding = as_float(row.metrics.get("rel_l2", 0.0)) <= _MOST * machine_epsilon(narrow)
         if narrow == ref or not is_rounding:
             return ""
@@ -51,7 +50,7 @@ class ComputedDtypes:
         return f"is computed in {narrow} inside its layer, and the reference's in {own}"
 
     def first_of_others(self, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, str]:
-        """Returns a clause about the first activation that is of a coarser dtype in one program; none for no such one.
+        """Returns a clause about the first activation of a coarser dtype in one program, if only inside its layer.
 
         Args:
             matches: The pairs.
@@ -59,12 +58,32 @@ class ComputedDtypes:
         """
         activations = (each for each in matches if split_key(each.ref)[0] == ACTIVATION)
         for match in sorted(activations, key=lambda each: rows[each.ref].index):
-            ref, cand = (source.entry(key).dtype for source, key in self._sides(match))
-            if dtype_class(ref) == dtype_class(cand) == "float" and machine_epsilon(ref) != machine_epsilon(cand):
-                same = rows[match.ref].status == "same"
-                words = f"has the digits of {cand}, as has what is computed from it, and the reference's those of {ref}"
-                return {match.ref: words} if same else {}
+            if words := self._of_other_digits(match):
+                return {match.ref: words} if rows[match.ref].status == "same" else {}
         return {}
+
+    def _of_other_digits(self, match: Match) -> str:
+        """Returns a clause about a value that is of a coarser dtype in one program, or made in one; "" elsewhere."""
+        ref, cand = (source.entry(key).dtype for source, key in self._sides(match))
+        if not dtype_class(ref) == dtype_class(cand) == "float":
+            return ""
+        if machine_epsilon(ref) != machine_epsilon(cand):
+            return f"has the digits of {cand}, as has what is computed from it, and the reference's those of {ref}"
+        if not (is_of_jax(self._dumps.ref) and is_of_jax(self._dumps.cand)):
+            return ""  # a capture from PyTorch does not state in which type a layer computes
+        narrow = self._narrowest(self._dumps.ref, match.ref), self._narrowest(self._dumps.cand, match.cand)
+        inside = [
+            dtype if found is None else coarser(dtype, found) for found, dtype in zip(narrow, (ref, cand), strict=True)
+        ]
+        if machine_epsilon(inside[0]) == machine_epsilon(inside[1]):
+            return ""
+        if machine_epsilon(inside[0]) < machine_epsilon(inside[1]):
+            return f"is computed in {inside[1]} inside its layer, and the reference's in {inside[0]}"
+        return f"is computed in {inside[1]}, and the reference's in {inside[0]} inside its layer"
+
+    def _narrowest(self, source: DumpSource, key: str) -> str | None:
+        known = self._of_ref if source is self._dumps.ref else self._of_cand
+        return known.get(split_key(source.resolve(key))[1])
 
     def _sides(self, match: Match) -> tuple[tuple[DumpSource, str], tuple[DumpSource, str]]:
         return (self._dumps.ref, match.ref), (self._dumps.cand, match.cand)
