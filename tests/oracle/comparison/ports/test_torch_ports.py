@@ -1446,3 +1446,39 @@ def test_the_momentum_of_a_running_mean_is_told_without_a_divisor() -> None:
         "as where a batch counts 0.9, not 0.1: momentum is this share in PyTorch, and the rest in Flax"
         in (found.sentence)
     )
+
+
+class _Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(7, 6), nn.Embedding(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(4))
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(0, "same"), (1, "different")])
+def test_a_table_names_its_own_rows_in_one_program_and_a_sum_with_them_in_a_port_without_scopes(
+    first: int, verdict: str
+) -> None:
+    torch.manual_seed(0)
+    module, tokens = _Language(), torch.randint(7, (2, 4))
+    state = {name.replace(".", "_"): value.numpy() for name, value in module.state_dict().items()}
+    weights = {"wte": state.pop("wte_weight"), "wpe": state.pop("wpe_weight"), **state}
+    labels = torch.randint(7, (8,))
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        x = weights["wte"][batch["tokens"]] + weights["wpe"][None, first : first + 4]
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        x = x * weights["norm_weight"][None, None] + weights["norm_bias"][None, None]
+        logits = jax.nn.log_softmax(x @ weights["head_weight"].T + weights["head_bias"][None, None])
+        return -jnp.take_along_axis(logits, batch["labels"][..., None], axis=-1).mean()
+
+    reference = capture(module, lambda logits: nn.functional.cross_entropy(logits, labels), {"tokens": tokens})
+    batch = {"tokens": tokens.numpy().astype("int32"), "labels": labels.view(2, 4).numpy().astype("int32")}
+    dump = gs.capture(loss, weights, batch, origins=False)
+    assert {"activation/wpe", "activation_grad/wpe"} <= {*reference.keys()} & {*dump.keys()}
+    found = gs.compare(reference, dump)
+    assert found.verdict == verdict, found.sentence
