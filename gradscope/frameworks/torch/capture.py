@@ -124,8 +124,7 @@ def _run(
             weights.write(calls.user_of)
             parameters = _write_parameters(module, values, weights, calls, state)
             differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
-            values.differentiating = True
-            gradients = gradients_of(loss, differentiated, module_inputs.leaves, calls)
+            gradients = gradients_of(loss, differentiated, module_inputs.leaves, calls, values)
         for parameter, value in parameters:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))
         weights.write_gradients()

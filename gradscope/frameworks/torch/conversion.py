@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.dump.manifest.provenance import content_hash
 from gradscope.errors import UsageError
 
 #: Integers of the same width, by which elements are copied whose dtype NumPy does not have.
@@ -56,6 +57,16 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
         return np.array(host.numpy(), order="C")
     except TypeError:  # bfloat16 and float8, which NumPy does not know
         return np.array(host.contiguous().view(_AS_INTEGERS[dtype.itemsize]).numpy()).view(dtype)
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Returns the hash of a tensor's contents."""
+    return content_hash([to_numpy(tensor)])
+
+
+def changes_of(tensor: Tensor) -> int:
+    """Returns how often operations have changed a tensor in place."""
+    return tensor._version  # noqa: SLF001 - PyTorch has no public name for it
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,6 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import SiteFacts
 from gradscope.errors import ModelError
-from gradscope.frameworks.torch.computed_from import named_sources
 from gradscope.frameworks.torch.conversion import is_transformed, tensors_in
 from gradscope.frameworks.torch.effective_weights import EffectiveWeights
 from gradscope.frameworks.torch.module_names import as_written, plain_name
@@ -213,7 +212,7 @@ class ModuleCalls:
             call.outputs.append(value)
             call.output_names.append(name)
             if value.name == name:
-                call.sources.update(dict.fromkeys(named_sources(tensor, self._values, self._parameters)))
+                call.sources.update(dict.fromkeys(_named_sources(tensor, self._values, self._parameters)))
         # What it reads without gradients, it reads all the same; what its parts read, they state.
         if call.sources and call.path not in self._composites:
             call.sources.update(call.read)
@@ -248,3 +247,30 @@ def _caller() -> str | None:
         if not file_name.startswith((*_NOT_THE_USERS, "<")):
             return f"{Path(file_name).name}:{line}"
     return None
+
+
+def _named_sources(tensor: Tensor, values: Values, parameters: Mapping[nn.Parameter, str]) -> Iterator[str]:
+    """Yields the keys of the nearest named values and parameters behind a tensor, itself not among them.
+
+    A module may read what no module returned, such as a sum, and return what it computes from the outputs of its parts.
+    What is computed without gradients, or detached, has no graph, and nothing is known to be behind it.
+
+    Args:
+        tensor: The tensor.
+        values: The values that are known.
+        parameters: The names of the module's parameters.
+    """
+    waiting: list[Any] = [tensor.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for each, number in () if node is None else node.next_functions:
+            value = values.at(each, number)
+            parameter = getattr(each, "variable", None)  # of a leaf
+            if value is not None and value.names:
+                yield naming.key_of(value.family, value.name)
+            elif isinstance(parameter, nn.Parameter) and parameter in parameters:
+                yield naming.key_of(naming.PARAM, parameters[parameter])
+            elif each not in seen:
+                seen.add(each)
+                waiting.append(each)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.frameworks.torch.module_calls import ModuleCalls
-from gradscope.frameworks.torch.torch_values import REENTRANT
+from gradscope.frameworks.torch.torch_values import REENTRANT, Values
 
 
 def gradients_of(
-    loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls
+    loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls, values: Values
 ) -> dict[int, Tensor | None]:
     """Runs the backward pass, and returns the gradients of parameters by their identities."""
     nodes = _nodes(loss)
+    values.begin_backward(nodes)
     if all(node.name() != REENTRANT for node in nodes):
         found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
         return dict(zip(map(id, parameters), found, strict=False))

@@ -8,6 +8,7 @@ in a checkpoint that computes its part again later, there are no nodes: an uncha
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -19,9 +20,9 @@ from gradscope import naming
 from gradscope.arrays.dtypes import is_complex, is_floating
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine
-from gradscope.dump.manifest.provenance import content_hash
 from gradscope.dump.record import Reason, Record, SiteFacts
-from gradscope.frameworks.torch.conversion import dtype_name, shape_of, to_numpy
+from gradscope.frameworks.torch.changed_views import View, observe_changed, view_of
+from gradscope.frameworks.torch.conversion import changes_of, digest_of, dtype_name, shape_of, to_numpy
 from gradscope.naming.paths import without_occurrence
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
 from gradscope.stats.power import Power, power_of
@@ -84,7 +85,7 @@ class _Object:
     def is_as_in(self, tensor: Tensor) -> bool:
         """Returns whether it is the object of a tensor that no operation has changed in place since."""
         # What changes `tensor.data` counts no change of the tensor.
-        return self.tensor() is tensor and self.version == _version(tensor) and self.digest == _digest(tensor)
+        return self.tensor() is tensor and self.version == changes_of(tensor) and self.digest == digest_of(tensor)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class Values:
     _values: list[Value] = field(default_factory=list[Value])
     _captured: int = 0
     _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
+    _views: list[View] = field(default_factory=list[View])
     _hooks: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
 
     def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
@@ -179,7 +181,7 @@ class Values:
         """
         if not tensor.requires_grad:
             return
-        digest = _digest(tensor)
+        digest = digest_of(tensor)
         for value in (each for each in self._values if each.names and each.family == naming.ACTIVATION):
             # By its other names, it is what a later checkpoint was given: only a part of its gradient arrives there.
             if value.digest == digest and without_occurrence(value.name) == name:
@@ -207,6 +209,11 @@ class Values:
             self.sink.add(value.record(family, name, absent=reason))
             self._missing.append(LedgerLine(name=name, family=family, reason=reason))
 
+    def begin_backward(self, nodes: Sequence[Any]) -> None:
+        """Begins the backward pass, along the nodes of a graph."""
+        self.differentiating = True
+        self._hooks += observe_changed(self._views, nodes)
+
     def finish(self) -> None:
         """Accounts for the gradients that never arrived."""
         for value in self._values:
@@ -226,9 +233,9 @@ class Values:
         value = _described(family, tensor)
         self._values.append(value)
         if tensor.grad_fn is None:
-            value.digest = digest = _digest(tensor)
+            value.digest = digest = digest_of(tensor)
             if not tensor.is_inference():
-                known = _Object(tensor=weakref.ref(tensor), version=_version(tensor), digest=digest, value=value)
+                known = _Object(tensor=weakref.ref(tensor), version=changes_of(tensor), digest=digest, value=value)
                 self._objects[id(tensor)] = known
         else:
             self._known[tensor.grad_fn, tensor.output_nr] = value
@@ -239,8 +246,10 @@ class Values:
     def _observe(self, tensor: Tensor, value: Value) -> None:
         """Has the gradient of a tensor written as that of a value, when it arrives."""
         value.digest = ""  # what is observed is not looked for when it is computed again
-        # A hook stays with the tensor's present value, whatever in-place operations follow.
+        # A hook stays with the tensor's present value, whatever in-place operations follow, unless it is a view.
         self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
+        if (view := view_of(tensor, lambda gradient: self._arrived(value, gradient))) is not None:
+            self._views.append(view)
 
     def _arrived(self, value: Value, gradient: Tensor | None) -> None:
         # A function with a rule of its own may return None, for which PyTorch calls the hooks, too.
@@ -271,16 +280,6 @@ def _passed_on(tensor: Tensor) -> Tensor:
         return tensor
     whole = (tensor.shape, tensor.stride(), tensor.data_ptr()) == (base.shape, base.stride(), base.data_ptr())
     return base if whole else tensor
-
-
-def _digest(tensor: Tensor) -> str:
-    """Returns the hash of a tensor's contents."""
-    return content_hash([to_numpy(tensor)])
-
-
-def _version(tensor: Tensor) -> int:
-    """Returns how often operations have changed a tensor in place."""
-    return tensor._version  # noqa: SLF001 - PyTorch has no public name for it
 
 
 def _described(family: str, tensor: Tensor) -> Value:

@@ -734,3 +734,50 @@ def test_an_object_that_is_changed_where_gradients_are_off_is_another_value(chan
     change(expected)
     assert np.array_equal(dump["activation/first"], x.numpy())
     assert np.array_equal(dump["activation/second"], expected.numpy())
+
+
+class _Halves(nn.Module):
+    """The second half of the channels that a layer computes, which nothing else reads unless the rest is added."""
+
+    def __init__(self, *, added: bool) -> None:
+        super().__init__()
+        self.linear, self.added = nn.Linear(6, 8), added
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.computed = self.linear(x) * 2
+        self.rest = self.computed.sum() if self.added else x.new_zeros(())
+        return self.computed.view(-1, 2, 4)[:, 1]
+
+
+class _Changed(nn.Module):
+    def __init__(self, first: nn.Module, *, inplace: bool) -> None:
+        super().__init__()
+        self.first, self.act = first, nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.first(x))
+        return (x * x).sum() + (self.first.rest if isinstance(self.first, _Halves) else 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "shape"),
+    [
+        (nn.InstanceNorm2d(3, affine=True), (2, 3, 4, 4)),
+        (nn.InstanceNorm1d(3), (2, 3, 5)),
+        (_Halves(added=False), (5, 6)),
+        (nn.Sequential(nn.Linear(6, 4), nn.Unflatten(1, (2, 2))), (5, 6)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_gradient_of_a_view_arrives_that_is_changed_in_place(first: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = capture(_Changed(first, inplace=False), lambda value: value, x)
+    dump = capture(_Changed(first, inplace=True), lambda value: value, x)
+    gradients = [key for key in expected.keys() if key.startswith("activation_grad/")]  # noqa: SIM118 - no mapping
+    assert "activation_grad/first" in gradients
+    assert all(np.array_equal(dump[key], expected[key]) for key in gradients)
+
+
+def test_no_gradient_is_stated_of_a_changed_view_where_another_value_reads_what_it_is_a_view_of() -> None:
+    dump = capture(_Changed(_Halves(added=True), inplace=True), lambda value: value, torch.randn(5, 6))
+    assert ("activation_grad", "first") in [(line.family, line.name) for line in dump.manifest.ledger.missing]

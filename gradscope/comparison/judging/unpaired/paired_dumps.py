@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,6 +223,13 @@ class PairedDump:
             key: The key of a tensor of the other program.
         """
         return key in self.known and not (key in self._stored and self.source.resolve(key) in self.compared)
+
+    def has_another_size(self, key: str, other: PairedDump) -> bool:
+        """Returns whether both programs have values of a name, and not the same number of them."""
+        if not (key in self._stored and key in other._stored):
+            return False
+        sizes = (math.prod(each.source.entry(key).shape) for each in (self, other))
+        return len(set(sizes)) > 1
 
     def lies_between(self, owner: str) -> bool:
         """Returns whether what is computed from a tensor in its direction is compared, and all of it agrees.

@@ -206,8 +206,8 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
     A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
-    of another tensor there, as of another part of the batch, a number of a layer that returns more, or an operation, or
-    the tensor is compared under another name.
+    of another tensor there, as of another part of the batch, a number of a layer that returns more, an operation, or
+    a step of a port that has another size, or the tensor is compared under another name.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
@@ -216,6 +216,7 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
         return f"the same tensor as {owner}, which is compared"
     otherwise = own.facts.cut_otherwise or own.returned.get(name) != other.returned.get(name)
     otherwise = otherwise or (own.has_operation(key) and other.has_operation(key))
+    otherwise = otherwise or (own.facts.ported and own.has_another_size(key_of(ACTIVATION, name), other))
     if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not otherwise:
         return ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner

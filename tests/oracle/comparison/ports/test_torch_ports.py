@@ -1446,3 +1446,96 @@ def test_the_momentum_of_a_running_mean_is_told_without_a_divisor() -> None:
         "as where a batch counts 0.9, not 0.1: momentum is this share in PyTorch, and the rest in Flax"
         in (found.sentence)
     )
+
+
+class _Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(7, 6), nn.Embedding(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(4))
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(0, "same"), (1, "different")])
+def test_a_table_names_its_own_rows_in_one_program_and_a_sum_with_them_in_a_port_without_scopes(
+    first: int, verdict: str
+) -> None:
+    torch.manual_seed(0)
+    module, tokens = _Language(), torch.randint(7, (2, 4))
+    state = {name.replace(".", "_"): value.numpy() for name, value in module.state_dict().items()}
+    weights = {"wte": state.pop("wte_weight"), "wpe": state.pop("wpe_weight"), **state}
+    labels = torch.randint(7, (8,))
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        x = weights["wte"][batch["tokens"]] + weights["wpe"][None, first : first + 4]
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        x = x * weights["norm_weight"][None, None] + weights["norm_bias"][None, None]
+        logits = jax.nn.log_softmax(x @ weights["head_weight"].T + weights["head_bias"][None, None])
+        return -jnp.take_along_axis(logits, batch["labels"][..., None], axis=-1).mean()
+
+    reference = capture(module, lambda logits: nn.functional.cross_entropy(logits, labels), {"tokens": tokens})
+    batch = {"tokens": tokens.numpy().astype("int32"), "labels": labels.view(2, 4).numpy().astype("int32")}
+    dump = gs.capture(loss, weights, batch, origins=False)
+    assert {"activation/wpe", "activation_grad/wpe"} <= {*reference.keys()} & {*dump.keys()}
+    found = gs.compare(reference, dump)
+    assert found.verdict == verdict, found.sentence
+
+
+class _Dueling2(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torso, self.value, self.advantage = nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.torso(x))
+        advantage = self.advantage(hidden)
+        return torch.tanh(self.value(hidden) + advantage - advantage.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("factor", "fault"),
+    [
+        (1, ""),
+        (4, "The loss is reduced otherwise: it is 4 times the reference's"),
+        (0.5, "Forward differs at the loss"),
+    ],
+)
+def test_what_the_loss_computes_of_another_batch_is_no_pair_with_what_the_module_returns(
+    factor: float, fault: str
+) -> None:
+    torch.manual_seed(0)
+    module, target = _Dueling2(), _Dueling2()
+    x, after, action, reward = torch.randn(4, 5), torch.randn(4, 5), torch.tensor([0, 2, 1, 1]), torch.randn(4)
+    weights, targets = ({name: value.numpy() for name, value in each.state_dict().items()} for each in (module, target))
+
+    def bootstrapped(values: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected = reward + 0.9 * target(after).max(1).values
+        return (values.gather(1, action[:, None])[:, 0] - expected).square().mean()
+
+    def values_of(weights: dict[str, Any], x: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(name):
+                return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"][None]
+
+        hidden = jax.nn.relu(dense("torso", x))
+        advantage = dense("advantage", hidden)
+        return jnp.tanh(dense("value", hidden) + advantage - advantage.mean(1, keepdims=True))
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        found = jnp.take_along_axis(values_of(weights, batch["x"]), batch["action"][:, None], axis=1)[:, 0]
+        discount = 0.9 if factor >= 1 else 0.9 * factor
+        expected = jax.lax.stop_gradient(values_of(targets, batch["after"]))
+        expected = batch["reward"] + discount * expected.max(1)
+        return jnp.square(found - expected).mean() * max(factor, 1)
+
+    reference = capture(module, bootstrapped, {"x": x})
+    batch = {"x": x, "after": after, "action": action.int(), "reward": reward}
+    port = gs.capture(loss, weights, {name: value.numpy() for name, value in batch.items()}, origins=False)
+    found = gs.compare(reference, port)
+    assert found.verdict == ("different" if fault else "same"), found.sentence
+    assert found.sentence.startswith(fault), found.sentence
+    assert found.first_divergence.forward is None or found.first_divergence.forward.name != "_Dueling2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -18,6 +19,7 @@ from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import consequences, inverted, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, split_key
+from gradscope.naming.paths import without_iterations
 
 #: The relative error up to which a value of float32 is reproduced, and the largest share of the difference that may be
 #: left.
@@ -30,6 +32,9 @@ _FEWEST: Final = 4
 #: The most steps of a stretch, and the most elements that are read to compute steps of it again.
 _MOST_STEPS: Final = 128
 _MOST_READ: Final = 1 << 28
+
+#: The most iterations of a loop in which the formula of one step is looked for in vain: they compute the same.
+_MOST_UNKNOWN: Final = 2
 
 
 class Computed(NamedTuple):
@@ -78,6 +83,7 @@ class Stretch:
         self._pairs, self._output, self._layer = RecoveredValues(dumps, pairing, of_ref=of_ref), output, layer
         self._others: dict[str, Recovered | None] = {}
         self._computed: dict[str, Computed | None] = {}
+        self._unknown: Counter[str] = Counter()
         self._left = _MOST_READ
         self.steps = frozenset({*steps, output})
 
@@ -103,9 +109,18 @@ class Stretch:
             value = self._tensors.tensor(key)
             known = ((each, self._tensors.tensor(each)) for each in dict.fromkeys(self._sources.get(key, ())))
             reads = {each: tensor for each, tensor in known if tensor is not None}
-            made = None if value is None else formula_of(list(reads.values()), value)
+            made = None if value is None else self._formula(key, list(reads.values()), value)
             self._computed[key] = None if value is None else Computed(value, (*reads,), (*reads.values(),), made)
         return self._computed[key]
+
+    def _formula(self, key: str, reads: Sequence[Array], value: Array) -> Formula | None:
+        """Returns the formula of a step, and looks for none in a loop whose steps of that name had none."""
+        name = without_iterations(key)
+        if self._unknown[name] >= _MOST_UNKNOWN:
+            return None
+        found = formula_of(reads, value)
+        self._unknown[name] += found is None and name != key
+        return found
 
     def unexplained(self, replaced: Mapping[str, Formula]) -> float:
         """Returns how far what follows from other formulas is from what the other program has, as a relative error.

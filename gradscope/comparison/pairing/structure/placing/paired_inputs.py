@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.interfaces import DumpSource
@@ -41,8 +42,8 @@ class PairedInputs:
             ref: The key of a value of the reference.
             cand: The key of a value of the candidate.
         """
-        found = self._ref(ref)
-        return bool(found) and found == self._cand(cand)
+        found = self._ref(ref).paired
+        return bool(found) and found == self._cand(cand).paired
 
     def share(self, ref: str, cand: str) -> bool:
         """Returns whether a pair is among the nearest values that both are computed from.
@@ -51,17 +52,39 @@ class PairedInputs:
             ref: The key of a value of the reference.
             cand: The key of a value of the candidate.
         """
-        return not self._ref(ref).isdisjoint(self._cand(cand))
+        return not self._ref(ref).paired.isdisjoint(self._cand(cand).paired)
+
+    def are_apart(self, ref: str, cand: str) -> bool:
+        """Returns whether one value is computed from paired ones, and the other from inputs that are not paired alone.
+
+        Args:
+            ref: The key of a value of the reference.
+            cand: The key of a value of the candidate.
+        """
+        one, other = self._ref(ref), self._cand(cand)
+        return (one.is_given and bool(other.paired)) or (other.is_given and bool(one.paired))
+
+
+class _Behind(NamedTuple):
+    """_Behind has the nearest paired values that a value is computed from, by the reference's keys.
+
+    Attributes:
+        paired: Their keys.
+        is_given: Whether there are none, but inputs of the program that are not paired.
+    """
+
+    paired: frozenset[str]
+    is_given: bool
 
 
 class _Nearest:
-    """_Nearest finds the nearest paired values that a value is computed from, by the reference's keys."""
+    """_Nearest finds what a value is computed from."""
 
     def __init__(self, source: DumpSource, paired: Mapping[str, Collection[str]]) -> None:
         self._sources = sources_of(source.manifest.layers)
         self._paired = paired
 
-    def __call__(self, key: str) -> frozenset[str]:
+    def __call__(self, key: str) -> _Behind:
         found: set[str] = set()
         seen, waiting = {key}, [key]
         while waiting:
@@ -70,4 +93,5 @@ class _Nearest:
                     seen.add(each)
                     found |= {*self._paired.get(each, ())}
                     waiting += () if each in self._paired else (each,)
-        return frozenset(found)
+        given = any(split_key(each)[0] == INPUT for each in seen - {key})
+        return _Behind(frozenset(found), given and not found)

@@ -129,6 +129,8 @@ class PlaceRating:
             own, others = place.around & self._known, candidate.around & self._known
         if not comparable(one.dtype, other.dtype) or self._is_step_of_other(one.name, other.name):
             return 0
+        if not own & others and self._inputs.are_apart(ref, cand):  # as of another batch that the loss reads, too
+            return 0
         later = {*later_uses(one, others - own, self._ref_uses), *later_uses(other, own - others, self._cand_uses)}
         if math.prod(one.shape) != math.prod(other.shape):
             # A fault can change a shape. Only the parameters distinguish that from another step of the same layer, and
