@@ -99,10 +99,9 @@ def _inferred_names(frame: Frame, *, origins: ParameterOrigins) -> dict[int, str
     following: str | None = None
     for equation in reversed(frame.jaxpr.eqns):
         name = _inferred_name(frame, equation, origins)
-        if any(origins.names(frame, variable) for variable in equation.outvars):
-            name = name if name == following else None
-        else:
-            following = name
+        if any(origins.names(frame, variable) for variable in equation.outvars) and name != following:
+            name = None  # nor is what comes before it next to the layer
+        following = name
         if name is not None:
             found[id(equation)] = name
     return found

@@ -432,10 +432,12 @@ def test_what_uses_no_parameter_is_then_named_by_its_line() -> None:
     assert all(name.startswith("loss:") for name in found[1:])
 
 
-def test_parameters_that_are_converted_before_all_else_make_no_layers() -> None:
+@pytest.mark.parametrize("read", [lambda x: x.astype(jnp.bfloat16), lambda _: jnp.ones((2, 3), jnp.bfloat16)])
+def test_parameters_that_are_converted_before_all_else_make_no_layers(read: Callable[[Any], Any]) -> None:
     def loss(parameters: Any, x: Any) -> Any:
+        hidden = read(x)
         narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters)
-        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ narrow["first"]["kernel"])
+        hidden = jnp.tanh(hidden @ narrow["first"]["kernel"])
         made = hidden @ narrow["second"]["kernel"].T + parameters["second"]["bias"].astype(jnp.bfloat16)[None]
         return made.astype(jnp.float32).sum()
 
