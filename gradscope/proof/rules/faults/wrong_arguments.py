@@ -119,14 +119,15 @@ class _Faults:
         factor = confirmed_factor(self.outcomes, partial(self.rule.of_one, self.variable))
         fault = self._of_another(factor) or self._ignoring(factor) or self._rounding()
         if not fault and not math.isnan(factor):
-            length = _length(self.call.equation, self._position(self.variable), factor)
-            fault = f"{_multiple(factor)}{length and ', '}{length}"
+            length = _length(self.call.equation, self._position, factor)
+            fault = ", ".join(filter(None, (_multiple(factor), length)))
             return replace(found, fault=fault, factor=rounded_factor(factor))
         fault = fault or self._turned() or self._arranged()
         return replace(found, fault=fault) if fault else self._of_some(found)
 
-    def _position(self, variable: int) -> int:
-        return self.call.variables[variable][0]
+    @property
+    def _position(self) -> int:
+        return self.call.variables[self.variable][0]
 
     def _not_finite(self) -> str:
         found = next((each.not_finite for each in self.outcomes if each.not_finite), "")
@@ -156,7 +157,7 @@ class _Faults:
         return f"its error may be rounding: the rule computes in {rounding}; --tol allows for it"
 
     def _turned(self) -> str:
-        dtype = self.call.equation.invars[self._position(self.variable)].aval.dtype
+        dtype = self.call.equation.invars[self._position].aval.dtype
         turned = complex_factor(self.rule, self.variable) if np.issubdtype(dtype, np.complexfloating) else None
         return "" if turned is None else str(turned)
 
