@@ -39,6 +39,15 @@ ANY_FLOAT = st.floats(width=32)
 ROUNDED = ("rel_l2", "1-cos", "norm_ratio", "sqnr_db")
 
 
+def assert_same_but_for_rounding(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected.keys() & ROUNDED:
+        # The logarithm of a ratio near 1 is as exact as the ratio is.
+        least = 1e-13 if name == "sqnr_db" else 1e-30
+        assert found.pop(name) == pytest.approx(expected.pop(name), rel=1e-9, abs=least), name
+    assert found == expected
+
+
 def measured(a: Array, b: Array) -> Metrics:
     scale = scale_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
     return measure(block_pairs([a], [b]), scale)
@@ -77,12 +86,7 @@ def test_metrics_merge_over_any_chunking(tensors: tuple[Array, Array], data: st.
     for part in parts[1:]:
         total += part
     full, merged = columns(a, b), total.columns(a.shape)
-    assert merged.keys() == full.keys()
-    for name in full.keys() & ROUNDED:
-        # The logarithm of a ratio near 1 is as exact as the ratio is.
-        least = 1e-13 if name == "sqnr_db" else 1e-30
-        assert merged.pop(name) == pytest.approx(full.pop(name), rel=1e-9, abs=least), name
-    assert merged == full
+    assert_same_but_for_rounding(merged, full)
 
 
 @given(pairs(), st.integers(1, 7), st.integers(1, 7))
@@ -95,10 +99,7 @@ def test_each_tensor_may_have_its_own_chunks(tensors: tuple[Array, Array], one: 
 
     chunked = measure(block_pairs(cut(a, one), cut(b, other)), scale).columns(a.shape)
     full = columns(a, b)
-    assert chunked.keys() == full.keys()
-    for name in full.keys() & ROUNDED:
-        assert chunked.pop(name) == pytest.approx(full.pop(name), rel=1e-9, abs=1e-30)
-    assert chunked == full
+    assert_same_but_for_rounding(chunked, full)
 
 
 @given(pairs())

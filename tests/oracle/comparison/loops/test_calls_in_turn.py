@@ -66,3 +66,39 @@ def test_a_fault_in_one_of_them_has_its_place(calls: str) -> None:
     found = gs.compare(captured(calls, scanned=False), captured(calls, scanned=True, factor=1.01))
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == f"shared#{before + inside * ITERATIONS}"
+
+
+@cache
+def looked_at(times: int, *, shift: float = 0.0, factor: float = 1.0) -> gs.Dump:
+    """Returns the dump of a network that is called some times before the loss, which reads those but as constants.
+
+    Args:
+        times: How often it is called so.
+        shift: What the inputs of those calls have more.
+        factor: What the call that counts is multiplied with, as a fault.
+    """
+
+    def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
+        looked = [called(variables, batch["x"] + shift, 1) for _ in range(times)]
+        values = called(variables, batch["x"], 1, factor)
+        return jnp.square(values - 0.25 * sum(map(jax.lax.stop_gradient, looked))).mean()
+
+    return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, 4, 3)})
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_call_that_counts_is_compared_with_the_one_that_counts(times: int, shift: float) -> None:
+    few, many = looked_at(0), looked_at(times, shift=shift)
+    for ref, cand, name in ((few, many, "shared"), (many, few, f"shared#{times + 1}")):
+        found = gs.compare(ref, cand)
+        compared = [row for row in found.rows if row.family == "activation" and row.status not in ("missing", "extra")]
+        assert [(row.name, row.status) for row in compared] == [(name, "same")]
+        assert "no gradient arrives" not in str(found)
+
+
+def test_a_fault_in_the_call_that_counts_has_its_place() -> None:
+    found = gs.compare(looked_at(0), looked_at(1, factor=1.01))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "shared"
+    assert found.first_divergence.forward.counterpart == "shared#2"

@@ -103,4 +103,4 @@ def test_values_of_two_kinds_of_numbers_are_no_parts_of_one() -> None:
     )
     found = gs.compare(whole, parts)
     assert found.verdict == "different"
-    assert any(row.name == "rounded#2" and row.status == "extra" for row in found.rows), found.sentence
+    assert any(row.name == "rounded" and row.status == "extra" for row in found.rows), found.sentence
