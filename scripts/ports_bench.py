@@ -1,19 +1,25 @@
 """Counts the correct ports that are the same, and the faults of ports that are blamed on the layer where they are.
 
-The ports are those of the tests, which take some of the faults; here all are run.
+The ports are those of the tests, which take some of the faults; here all are run. Others are drawn at random.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+
 import gradscope as gs
+from tests.support.ports.drawn.network import drawn_port
 from tests.support.ports.everything import PORTS
 from tests.support.ports.port import Port, captured, named_first
+
+#: How many faults of a port that is drawn are tried.
+DRAWN_FAULTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +39,14 @@ class Judged:
     sentence: str
 
 
-def judged(tell: Callable[[str], None]) -> Iterator[Judged]:
+def judged(tell: Callable[[str], None], ports: Iterable[Port] = PORTS) -> Iterator[Judged]:
     """Yields what is said of each port, correct and with each of its faults.
 
     Args:
         tell: Receives a line about each that is judged wrongly.
+        ports: The ports.
     """
-    for port in PORTS:
+    for port in ports:
         reference = captured(port.reference)
         for fault in ("", *port.shows_at):
             found = gs.compare(reference, captured(port.candidate(fault)))
@@ -47,6 +54,20 @@ def judged(tell: Callable[[str], None]) -> Iterator[Judged]:
             if not right:
                 tell(f"{port.name}, {fault or 'correct'}: {found.sentence}")
             yield Judged(port=port.name, fault=fault, right=right, sentence=found.sentence)
+
+
+def drawn_ports(seeds: Iterable[int]) -> Iterator[Port]:
+    """Yields ports that are drawn at random, each in float32 and in bfloat16, with some of the faults it can have.
+
+    Args:
+        seeds: What they are drawn from, one of each.
+    """
+    for seed in seeds:
+        port, faults = drawn_port(seed), np.random.default_rng(seed)
+        chosen = faults.permutation(sorted(port.shows_at))[:DRAWN_FAULTS]
+        yield replace(port, shows_at={str(fault): port.shows_at[fault] for fault in chosen})
+        narrow = drawn_port(seed, precision="bfloat16")
+        yield replace(narrow, name=f"{narrow.name} in bfloat16", shows_at={})
 
 
 def blames(found: gs.Comparison, port: Port, fault: str) -> bool:

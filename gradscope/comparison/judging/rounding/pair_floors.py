@@ -36,7 +36,11 @@ class PairFloors:
 
     def __init__(self, ref: DumpSource, cand: DumpSource) -> None:
         self._sources = ref, cand
-        self._floors = RoundingFloors(ref), RoundingFloors(cand)
+        on_cpu = any(each.manifest.provenance.get("backend") == "cpu" for each in self._sources)
+        self._floors = (
+            RoundingFloors(ref, is_added_in_own_type=on_cpu),
+            RoundingFloors(cand, is_added_in_own_type=on_cpu),
+        )
         self._in_ref = bool(ref.manifest.layers)
 
     def floor(self, ref: str, cand: Sequence[str], dtype: str, distance: float | None = None) -> Floor | None:

@@ -19,7 +19,8 @@ can reach. It follows from the scale of the tensors that it is computed from, an
 
 Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up
 to n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only
-their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
+their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1. On CPUs, XLA adds in their own type what it does not
+multiply, as the gradient that arrives at a bias.
 
 A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
 types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. What one
@@ -81,12 +82,14 @@ class RoundingFloors:
 
     Args:
         source: The dump; without layers or statistics it has no floors.
+        is_added_in_own_type: Whether numbers of up to 16 bits are added in their own type, as XLA does on CPUs.
     """
 
-    def __init__(self, source: DumpSource) -> None:
+    def __init__(self, source: DumpSource, *, is_added_in_own_type: bool = False) -> None:
         layers = source.manifest.layers
         composites = {layer.parent for layer in layers}
         self._source = source
+        self._is_added_in_own_type = is_added_in_own_type
         self._around = LayersAround(source)
         self._terms = TermRounding(self._around)
         self._is_used = bool(layers)
@@ -171,7 +174,12 @@ class RoundingFloors:
     def _own(self, entry: Entry, dtype: str) -> Floor | None:
         """Returns the floor of a tensor by the sums that make it; None where none is known."""
         largest = self._largest(entry)
-        return None if largest is None else floor_of_sum(largest, math.prod(entry.shape), dtype)
+        if largest is None:
+            return None
+        floor = floor_of_sum(largest, math.prod(entry.shape), dtype)
+        if not self._is_added_in_own_type or largest.is_of_products or machine_epsilon(dtype) <= NARROW:
+            return floor
+        return replace(floor, l2=floor.l2 * math.sqrt(min(largest.terms, _BLOCK)))
 
     def _largest(self, entry: Entry) -> TermSum | None:
         """Returns the largest of the sums that make a tensor; None where none is known."""
@@ -217,14 +225,14 @@ class RoundingFloors:
         for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
             size = math.prod(output)
             terms = size // (math.prod(shape) or 1) if exact else size // shared_size(shape, output)
-            yield TermSum(terms=max(1, terms), scale=rms * scale)
+            yield TermSum(terms=max(1, terms), scale=rms * scale, is_of_products=len(shape) > 1)
 
     def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[TermSum]:
         """Yields the sums of products with the kernels of a layer."""
         for kernel, rms in self._sizes(PARAM, layer.params).by_shape.items():
             if len(kernel) > 1:
                 terms = math.prod(kernel) // shared_size(kernel, entry.shape)
-                yield TermSum(terms=max(1, terms), scale=scale * rms)
+                yield TermSum(terms=max(1, terms), scale=scale * rms, is_of_products=True)
 
     def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[TermSum]:
         """Yields the sum over the elements of an operation's output that each element of an operand was copied to."""

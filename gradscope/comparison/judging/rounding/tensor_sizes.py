@@ -17,10 +17,17 @@ _MOST_SHAPES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermSum:
-    """TermSum stores the number of terms of each element of a tensor that is a sum, and the size of a term."""
+    """TermSum stores what is known of the sums that the elements of a tensor are.
+
+    Attributes:
+        terms: The number of terms of each.
+        scale: The size of a term.
+        is_of_products: Whether the terms are products, which are added in float32 everywhere.
+    """
 
     terms: int
     scale: float
+    is_of_products: bool = False
 
     @property
     def expected(self) -> float:

@@ -1,0 +1,1 @@
+"""Networks that are drawn at random, and their ports."""
