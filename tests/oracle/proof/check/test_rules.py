@@ -828,3 +828,38 @@ def test_what_computes_in_a_narrow_type_and_cannot_in_another_is_said_to_be_too_
     row = next(row for row in proof(loss).rows if row.what.startswith("param_grad"))
     assert row.status == "not checked"
     assert "the loss is computed in bfloat16 at test_rules.py:" in str(row.why)
+
+
+@jax.custom_vjp
+def _saved(x: Any) -> Any:
+    return jnp.full((4, *x.shape), jnp.inf).at[:2].set(jnp.stack([jnp.sin(x), x * x]))
+
+
+_saved.defvjp(lambda x: (_saved(x), x), lambda x, d: (d[0] * jnp.cos(x) + 2.0 * d[1] * x,))
+
+
+@jax.custom_vjp
+def _half_saved(x: Any) -> Any:
+    return jnp.full((4, *x.shape), jnp.inf).at[:2].set(jnp.stack([jnp.sin(x), x * x]))
+
+
+_half_saved.defvjp(lambda x: (_half_saved(x), x), lambda x, d: (d[0] * jnp.cos(x) + d[1] * x,))
+
+
+@jax.custom_vjp
+def _logarithm(x: Any) -> Any:
+    return jnp.log(jnp.maximum(x - x[0, 0], 0.0))
+
+
+_logarithm.defvjp(lambda x: (_logarithm(x), x), lambda x, d: (d / jnp.maximum(x - x[0, 0], 0.0),))
+
+
+def test_elements_that_are_infinite_do_not_count_where_the_rule_is_finite_without_them() -> None:
+    found = proof(lambda w, x: _saved(x @ w)[:2].sum() + _half_saved(x @ w)[:2].sum())
+    assert rule(found, "_saved").status == "correct"
+    assert rule(found, "_half_saved").status == "wrong"
+
+
+def test_a_function_that_is_not_finite_is_said_to_be_not_finite_and_not_the_loss() -> None:
+    found = rule(proof(lambda w, x: jnp.exp(_logarithm(x @ w)).sum()), "_logarithm")
+    assert (found.status, found.why) == ("not checked", "the function is not finite near these values")
