@@ -14,9 +14,7 @@ from gradscope.tracing.data.variable_names import Matches
 from gradscope.tracing.leaves import Leaf
 
 
-def typed_keys(
-    found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]
-) -> dict[str, SavedTensor]:
+def typed_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
     """Returns random keys that a framework has written as the integers that they are made of, as keys of the model."""
     typed: dict[str, SavedTensor] = {}
     for name, leaf in zip(found.names, leaves, strict=True):
