@@ -1,4 +1,4 @@
-"""Random keys of a checkpoint are read where they are of the model's kind, typed or as the integers they are made of."""
+"""Random keys of a checkpoint are read where they are of the kind of the model, typed or as integers."""
 
 from __future__ import annotations
 
