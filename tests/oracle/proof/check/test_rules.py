@@ -570,6 +570,17 @@ def test_stopped_values_count_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
+def _chosen(w: Any, x: Any) -> Any:
+    return jax.vmap(lambda y: lax.cond(y[0] > 0, jnp.sin, jnp.cos, y @ w))(x).sum()
+
+
+def _scanned_choice(w: Any, x: Any) -> Any:
+    def body(y: Any, _: Any) -> tuple[Any, None]:
+        return lax.cond(y[0] > 0, jnp.sin, jnp.cos, y * w[0, 0]), None
+
+    return jax.vmap(lambda y: lax.scan(body, y, None, length=2)[0])(x @ w).sum()
+
+
 #: Losses, and whether what is stopped in them is made of parameters and counts in a derivative.
 STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     **{name: (loss, name not in ("an input", "in the system of a linear solve")) for name, loss in STOPS.items()},
@@ -577,6 +588,12 @@ STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "the maximum that a softmax subtracts": (lambda w, x: jax.nn.log_softmax(x @ w)[0, 0], False),
     "the maximum of a sum of exponentials": (lambda w, x: jax.nn.logsumexp(x @ w), False),
     "a condition": (lambda w, x: jnp.where(lax.stop_gradient(w) > 0, w, 2 * w).sum() + x.sum(), False),
+    "what vmap makes of a condition": (_chosen, False),
+    "what vmap makes of a condition in a loop": (_scanned_choice, False),
+    "a loop over what is stopped": (
+        lambda w, x: lax.scan(lambda y, v: (y * lax.stop_gradient(v[0]) + v[1], None), x[0], w)[0].sum(),
+        True,
+    ),
 }
 
 
