@@ -58,9 +58,11 @@ class LossOfLeaves:
             return [chosen.get(number, leaf) for number, leaf in enumerate(leaves)]
 
         def along(function: Surrogate) -> Callable[..., Any]:
-            def moved(chosen: Mapping[int, Any], direction: Mapping[int, Any], step: Any) -> Any:
-                there = {n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()}
-                return function(every(chosen), every(there))
+            def moved(
+                here: Mapping[int, Any], point: Mapping[int, Any], direction: Mapping[int, Any], step: Any
+            ) -> Any:
+                there = {n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in point.items()}
+                return function(every(here), every(there))
 
             return compiled(moved)
 
@@ -80,21 +82,19 @@ class LossOfLeaves:
         value = jax.jit(value)  # so that the loss is traced once for its gradient and its differences
         self._gradient = compiled(jax.grad(lambda chosen: value(every(chosen))))
         self._along = along(lambda _, there: value(there))
-        self._along_surrogate = None if surrogate is None else along(surrogate)
+        self._along_surrogate = self._surrogate_gradient = None
+        if surrogate is not None:
+            around = surrogate
+            self._along_surrogate = along(around)
+            self._surrogate_gradient = compiled(jax.grad(lambda chosen, here: around(every(here), every(chosen))))
         self._zeros = {number: jnp.zeros(leaves[number].shape, leaves[number].dtype) for number in numbers}
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
         """Returns the claim about the derivative at a point along a direction."""
-        gradient = self._gradient_at(point)
         everywhere = self._everywhere(direction)
-        terms = [inner(gradient[number], each) for number, each in direction.items()]
-        return Claim(
-            loss_at=lambda step: self._along(point, everywhere, step),
-            derivative=sum(slope for slope, _ in terms),
-            scale=math.hypot(*(size for _, size in terms)),
-            epsilon=self._epsilon,
-            hides_solvers=self._hides_solvers,
+        return self._claim(
+            lambda step: self._along(point, point, everywhere, step), self._gradient_at(point), direction
         )
 
     def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Mapping[Tightening, Callable[[], Claim]]:
@@ -116,10 +116,29 @@ class LossOfLeaves:
         return self._along_surrogate is not None
 
     def surrogate_claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
-        """Returns the claim at a point with surrogates around it, or without where there are none."""
-        along = self._along_surrogate or self._along
+        """Returns the claim at a point with surrogates around `here`, or without where there are none.
+
+        What is constant stays as it is at `here`: a value that a straight-through estimator rounds is on the kink of a
+        rectifier wherever it is rounded to zero, at each point that has constants of its own.
+        """
+        along, gradient = self._along_surrogate, self._surrogate_gradient
+        if along is None or gradient is None:
+            return self.claim(point, direction)
         everywhere = self._everywhere(direction)
-        return replace(self.claim(point, direction), loss_at=lambda step: along(point, everywhere, step))
+        slopes = self._gradient_at(point) if point is self.here else gradient(point, self.here)
+        return self._claim(lambda step: along(self.here, point, everywhere, step), slopes, direction)
+
+    def _claim(
+        self, loss_at: Callable[[float], Any], gradient: Mapping[int, Any], direction: Mapping[int, np.ndarray]
+    ) -> Claim:
+        terms = [inner(gradient[number], each) for number, each in direction.items()]
+        return Claim(
+            loss_at=loss_at,
+            derivative=sum(slope for slope, _ in terms),
+            scale=math.hypot(*(size for _, size in terms)),
+            epsilon=self._epsilon,
+            hides_solvers=self._hides_solvers,
+        )
 
     def _everywhere(self, direction: Mapping[int, np.ndarray]) -> Mapping[int, Any]:
         """Returns the direction of all leaves, zeros where it has none, where the loss is computed."""

@@ -193,7 +193,7 @@ def with_wrong_rules(row: ProofRow, functions: Sequence[str], of_value: Sequence
 def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
-        return "the loss is not finite near these values"
+        return f"{what} is not finite near these values"
     if outcome.solved:
         return "the error may be an iterative solver's: a smaller tolerance of the solver tells; --tol allows for it"
     if narrow is None:

@@ -28,7 +28,7 @@ from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachabil
 from gradscope.tracing.jaxpr.derivatives.custom_rules import constants_of_functions, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, frame_tree, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_literal, opened
-from gradscope.tracing.jaxpr.source_lines import library_function
+from gradscope.tracing.jaxpr.source_lines import is_traced_by_rule, library_function
 from gradscope.tracing.jaxpr.transfers import solve_operands
 from gradscope.tracing.tracer import Trace
 
@@ -115,7 +115,7 @@ def stopped_places(trace: Trace) -> list[str]:
             continue
         for number in sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
-            if equation.primitive.name != STOP or library_function(equation) is not None:
+            if equation.primitive.name != STOP or library_function(equation) or is_traced_by_rule(equation, STOP):
                 continue
             counts = arriving.of(frame, equation.outvars[0]) in _ARRIVES
             source = source_in(frame, equation)

@@ -128,17 +128,23 @@ def test_the_folder_of_a_run_stands_for_its_last_training_state(
     jax.tree.map(np.testing.assert_array_equal, found["batch_stats"], states[10].batch_stats)
 
 
-def test_the_state_of_an_nnx_module_is_restored_without_its_random_keys(folder: Path) -> None:
+def test_the_state_of_an_nnx_module_is_restored_with_its_random_keys(folder: Path) -> None:
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
     orbax = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
     (folder / "net.py").write_text(NNX)
     made = variables(None)
-    net = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(5)), nnx.Dropout(0.5, rngs=nnx.Rngs(6)))
-    with orbax.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / "saved", {"model": nnx.state(net), "step": 3})
-    found = variables(folder / "saved")
-    assert jax.tree.structure(found) == jax.tree.structure(made)
-    np.testing.assert_array_equal(found["params"]["layers/0/kernel"], net.layers[0].kernel)
+    nets = {"saved": nnx.Rngs(6), "of_another_kind": nnx.Rngs(jax.random.key(6, impl="rbg"))}
+    for name, rngs in nets.items():
+        net = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(5)), nnx.Dropout(0.5, rngs=rngs))
+        net(jnp.ones((1, 4)))
+        with orbax.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder / name, {"model": nnx.state(net), "step": 3})
+        found = variables(folder / name)
+        assert jax.tree.structure(found) == jax.tree.structure(made)
+        np.testing.assert_array_equal(found["params"]["layers/0/kernel"], net.layers[0].kernel)
+        assert found["rngs"]["layers/1/rngs/count"] == net.layers[1].rngs.count[...] == 1
+        expected = net.layers[1].rngs.key[...] if name == "saved" else made["rngs"]["layers/1/rngs/key"]
+        assert found["rngs"]["layers/1/rngs/key"] == expected
 
 
 def test_a_pytorch_file_is_refused_with_how_to_write_another(folder: Path) -> None:

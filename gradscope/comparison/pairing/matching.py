@@ -19,7 +19,7 @@ from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, defau
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, split_key
 
 #: The pass that found a pair.
 MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "iterations", "shards"]
@@ -211,6 +211,43 @@ def siblings(layers: Sequence[Layer]) -> frozenset[str]:
         layers: The layers.
     """
     return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)
+
+
+def returned_counts(layers: Iterable[Layer]) -> Mapping[str, int]:
+    """Returns how many values a layer returns that has each of some values under a number: `attention.1`.
+
+    So has a layer the values that its parts return, whose outputs have the names of these.
+    """
+    found: dict[str, int] = {}
+    for layer in layers:
+        count = len(layer.outputs)
+        numbered = [f"{layer.path}.{number}" for number in range(count if count > 1 else 0)]
+        own = [name for name in layer.outputs if name.startswith(f"{layer.path}.")]
+        found |= dict.fromkeys((*numbered, *own), count)
+    return found
+
+
+def without_other_gradients(find: Pass) -> Pass:
+    """Returns a pass without matches of gradients at an output of a layer that a part returns in one program alone.
+
+    All of the gradient arrives at what the part returns. The layer around it may make a value of its own of that in the
+    other program, as a half of it, at which a part of the gradient arrives, or none.
+
+    Args:
+        find: The pass.
+    """
+
+    def is_other(dumps: Dumps, key: str) -> bool:
+        family, name = split_key(key)
+        if family != ACTIVATION_GRAD or not name.rpartition(".")[2].isdecimal():
+            return False
+        return (dumps.ref.resolve(key) == key) is not (dumps.cand.resolve(key) == key)
+
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
+        matches = find(dumps, unmatched)
+        return [each for each in matches if not (each.recipe.keys == (each.ref,) and is_other(dumps, each.ref))]
+
+    return found
 
 
 def names_of_operations(source: DumpSource) -> frozenset[str]:

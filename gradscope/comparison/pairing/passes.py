@@ -16,13 +16,14 @@ from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
 from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches, by_renamed_micro_batches
 from gradscope.comparison.pairing.loops.split_batches import by_split_batches, is_cut_otherwise, without_calls
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair, without_other_gradients
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
 from gradscope.comparison.pairing.structure.reversed_loops import in_turn
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
 from gradscope.comparison.pairing.values.debiased_averages import averages_beside_sums
 from gradscope.comparison.pairing.values.misnamed import (
     are_refuted,
+    without_exchanged_calls,
     without_exchanged_outputs,
     without_slices,
 )
@@ -41,7 +42,10 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
         mapper: Applies a function to many pairs.
     """
     pairing = _with_measured_parts(
-        dumps, _with_loop_outputs(dumps, pair(dumps, chain([by_rules(rules)], _in_one_form(dumps, _passes()))))
+        dumps,
+        _with_loop_outputs(
+            dumps, pair(dumps, chain([by_rules(rules)], map(without_other_gradients, _in_one_form(dumps, _passes()))))
+        ),
     )
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
@@ -136,7 +140,7 @@ def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
     if any(map(is_cut_otherwise, unmatched.matched)):
         matches = without_calls(matches)
     if not are_refuted(dumps, unmatched, matches):
-        return without_exchanged_outputs(dumps, matches)
+        return without_exchanged_calls(dumps, without_exchanged_outputs(dumps, matches))
     return [match for match in matches if split_key(match.ref)[0] in (INPUT, INPUT_GRAD)]
 
 

@@ -77,6 +77,7 @@ class ComparedRule:
         self._tighter: Mapping[Tightening, RulePrograms] = {
             each: RulePrograms(run, partial(tightened, tightening=each)) for each in tightenings(frames)
         }
+        self._counted = self._elements_that_count()
         self._fixed = self._without_gradient(call.constant)
 
     def outcome(self) -> Outcome:
@@ -167,8 +168,23 @@ class ComparedRule:
         return self._usual.gradients(self._here, [jnp.asarray(weight) for weight in self._weights()])
 
     def _weights(self) -> list[np.ndarray]:
-        """Returns random gradients that arrive at the outputs."""
-        return self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
+        """Returns random gradients that arrive at the outputs, zeros at elements that do not count."""
+        ways = self._directions.along([np.ones_like(each) for each in self._counted])
+        return [np.where(counts, way, 0).astype(way.dtype) for way, counts in zip(ways, self._counted, strict=True)]
+
+    def _elements_that_count(self) -> list[np.ndarray]:
+        """Returns ones of the outputs' types, but zeros at elements that are infinite, which have no differences.
+
+        So is what a loop has not written of the array in which it saves its steps, to which the loss sends nothing.
+        All elements count where none is finite, or where the rule divides by what makes them infinite.
+        """
+        outputs = [np.asarray(each) for each in self._usual.outputs(self._here)]
+        every = [np.ones_like(each) for each in outputs]
+        finite = [np.where(np.isinf(each), 0, one).astype(one.dtype) for each, one in zip(outputs, every, strict=True)]
+        if all(map(np.all, finite)) or not any(map(np.any, finite)):
+            return every
+        gradients = self._usual.gradients(self._here, list(map(jnp.asarray, finite)))
+        return finite if all(np.all(np.isfinite(each)) for each in gradients) else every
 
     def _along(
         self,
@@ -213,7 +229,8 @@ class ComparedRule:
         def loss_at(step: float) -> float:
             moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
             made = programs.outputs(moved)
-            return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
+            pairs = zip(made, weights, self._counted, strict=True)
+            return sum(inner(np.where(counts, each, 0), weight)[0] for each, weight, counts in pairs)
 
         gradients = programs.gradients(here, [jnp.asarray(weight) for weight in weights])
         pairs = list(zip(gradients, claimed, everywhere, strict=True))

@@ -38,6 +38,7 @@ from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint
 from gradscope.tracing.data.renaming.rival_homes import place_of, rivals_hint
+from gradscope.tracing.data.saved_keys import typed_keys, without_other_keys
 from gradscope.tracing.data.variable_names import Matches, by_position, collection_of, find_variables, last_name
 from gradscope.tracing.layers.convolution_kernels import ConvolutionKernel
 from gradscope.tracing.leaves import Leaf, variable_leaves
@@ -89,7 +90,8 @@ def variables_from_file(
         tensors = request.renamed(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
         found = by_position(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
-        found = _without_bare_keys(found, leaves, tensors)
+        tensors |= typed_keys(found, leaves, tensors)
+        found = without_other_keys(found, leaves, tensors)
         reshaped = but_for_axes_of_one(found, leaves, tensors)
         tensors |= reshaped
         of_kept = None
@@ -280,15 +282,6 @@ class _File:
             kernels = self.kernels()
             return {path: replace(each, kernel=kernels.get(path)) for path, each in stored.items()}
         return stored
-
-
-def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
-    """Returns the matches without random keys that a framework has written as the integers that they are made of."""
-    names = tuple(
-        None if name is not None and is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
-        for name, leaf in zip(found.names, leaves, strict=True)
-    )
-    return replace(found, names=names)
 
 
 def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes, flips: Axes) -> Any:

@@ -27,6 +27,9 @@ _LIBRARIES: Final = (
     *("diffrax", "jaxopt", "lineax", "optimistix"),
 )
 
+#: The folder of JAX that has the rules of its operations.
+_RULES: Final = "/lax/"
+
 #: Folders of JAX whose functions are made of many operations.
 _FUNCTIONS: Final = ("/nn/", "/ops/", "/scipy/")
 
@@ -148,6 +151,24 @@ def library_function(equation: Equation) -> str | None:
         if not is_library_file(frame.file_name):
             break
     return None if found is None or not is_library_file(found.file_name) else found.function_name
+
+
+def is_traced_by_rule(equation: Equation, function: str) -> bool:
+    """Returns whether a rule of JAX itself calls the function that traces such an equation.
+
+    That of `vmap` for `cond` keeps constant what a branch reads that is not taken, whose results are thrown away. In a
+    loop, the equation has the frames of the `cond`, and none of the function.
+
+    Args:
+        equation: The equation.
+        function: The name of the function.
+    """
+    frames = [] if equation.source_info.traceback is None else list(equation.source_info.traceback.frames)
+    at = next((number for number, frame in enumerate(frames) if frame.function_name == function), None)
+    if at is None or at + 1 == len(frames):
+        return bool(frames) and at is None
+    caller = frames[at + 1]
+    return caller.function_name.startswith("_") and is_file_of("jax", caller.file_name) and _RULES in caller.file_name
 
 
 def is_in_module(equation: Equation) -> bool:

@@ -12,9 +12,8 @@ from typing import Final
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, names_of_operations
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, names_of_operations, returned_counts
 from gradscope.comparison.pairing.normal_forms import NamesWithin
-from gradscope.comparison.pairing.structure.uncertain_names import returned_counts
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.pairing.values.parametrized_values import originals_of
 from gradscope.comparison.precision import coarser, dtype_class

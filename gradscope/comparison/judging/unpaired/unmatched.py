@@ -164,7 +164,7 @@ def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:
 def _why_of_own(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why what a program is given, or keeps, in its own way needs no counterpart; "" where it does."""
     why = why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other)
-    why = why or why_of_parametrization(owner, own)
+    why = why or why_of_parametrization(owner, own) or _why_of_output(key, owner, own, other)
     return why or (OTHER_FORM if _is_input_in_another_form(owner, own, other) else "")
 
 
@@ -177,6 +177,20 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
     if not shared or not own.facts.ported or key in other.known:
         return ""
     return f"the same tensor as {owner}, which is compared"
+
+
+def _why_of_output(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a gradient at one of several outputs of a layer, a part's in one program, needs no counterpart."""
+    family, name = split_key(key)
+    value = key_of(ACTIVATION, name)
+    if family != ACTIVATION_GRAD or name not in own.returned or not {key, value} <= own.keys & other.keys:
+        return ""
+    if (owner == key) is (other.source.resolve(key) == key) or not own.compared.get(own.source.resolve(value)):
+        return ""
+    if owner in own.compared:
+        return f"the same tensor as {owner}, which is compared"
+    between = own.lies_between(own.source.resolve(value)) and own.lies_between(owner)
+    return "a step between tensors that agree" if between else ""
 
 
 def _is_input_in_another_form(owner: str, own: PairedDump, other: PairedDump) -> bool:

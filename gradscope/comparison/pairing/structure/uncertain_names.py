@@ -28,7 +28,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gradscope.comparison.pairing.inference.other_sizes.repeated_values import repeat_in
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, returned_counts
 from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
 from gradscope.comparison.pairing.structure.operation_names import OperationNames
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
@@ -105,11 +105,6 @@ def uncertain(find: Pass) -> Pass:
     return found
 
 
-def returned_counts(layers: Iterable[Layer]) -> Mapping[str, int]:
-    """Returns how many values a layer returns that has each of some values under a number: `attention.1`."""
-    return {name: len(layer.outputs) for layer in layers for name in layer.outputs if name.startswith(f"{layer.path}.")}
-
-
 def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | None:
     """Returns whether a match by name is uncertain; None where none is."""
     layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
@@ -174,8 +169,9 @@ def _of_values(match: Match) -> Match | None:
 class _Named:
     """_Named finds what makes the value of a name, by the path of a composite where that is its name.
 
-    What its last part returns has the name of a composite, too, which is no maker of its own. Of the parameters of a
-    composite those of its last part count: another program may call a layer so that uses some of the others.
+    What its last part returns has the name of a composite, too, which is no maker of its own; where it returns several
+    values of its parts, each has a number. Of the parameters of a composite those of its last part count: another
+    program may call a layer so that uses some of the others.
 
     Args:
         source: The dump of a program.
@@ -198,10 +194,11 @@ class _Named:
 
     def __call__(self, name: str) -> _Maker:
         owner = self._owner(name)
-        if name not in self._layers or (name in self._makers and owner == name):
+        composite = self._layers.get(name if name in self._layers or owner == name else name.rpartition(".")[0])
+        if composite is None or (name in self._makers and owner == name):
             return self._makers.get(name, _Maker())
-        layer = self._layers[name]
-        last = [self._makers.get(self._owner(output), _Maker()) for output in layer.outputs]
+        layer, returned = composite, composite.outputs if name == composite.path else (owner,)
+        last = [self._makers.get(self._owner(output), _Maker()) for output in returned]
         own, own_of_last = frozenset(layer.params), frozenset(chain.from_iterable(each.params for each in last))
         if not own:  # captures of PyTorch do not have the parameters of parts in layers around them
             return _Maker(name, own_of_last, any(each.is_itself for each in last))

@@ -4,7 +4,9 @@
 `without_misnamed` drops pairs of activations that have their values under another pair's name,
 `without_other_layers` the pairs of two layers whose parameters are those of layers that no name pairs, and
 `without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
-`(h, c)` in one program and `(c, h)` in the other. `without_slices` drops inputs of which one is a slice of the other.
+`(h, c)` in one program and `(c, h)` in the other. `without_exchanged_calls` drops those of the calls of a layer that
+have other numbers, where both programs come to the same gradients. `without_slices` drops inputs of which one is a
+slice of the other.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -24,7 +26,8 @@ from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, is_constant, is_measured
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.naming.paths import without_occurrence
 
 #: The name of one of several outputs of a layer.
 _OUTPUT: Final = re.compile(r"(.+)\.\d+")
@@ -171,6 +174,31 @@ def without_exchanged_outputs(dumps: Dumps, matches: Sequence[Match]) -> list[Ma
             outputs[numbered[1]].append(match)
     equality = Equality(dumps)
     found = {key for each in outputs.values() if len(each) > 1 for key in _misnamed(dumps, each, equality)}
+    return [match for match in matches if match.ref not in found]
+
+
+def without_exchanged_calls(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
+    """Returns the matches by name without those of calls of a layer whose values its other calls have.
+
+    A program may call an encoder on the second of two views first. Where not all gradients of parameters agree, the
+    views may be exchanged by mistake, and names count.
+
+    Args:
+        dumps: The dumps.
+        matches: The matches.
+    """
+    calls: defaultdict[str, list[Match]] = defaultdict(list)
+    for match in matches:
+        family, name = split_key(match.ref)
+        if family == ACTIVATION and match.recipe.plain:
+            calls[without_occurrence(name)].append(match)
+    several = [each for each in calls.values() if len(each) > 1]
+    equality = Equality(dumps)
+    found = {key for each in several for key in _misnamed(dumps, each, equality)}
+    gradients = [match for match in matches if split_key(match.ref)[0] == PARAM_GRAD] if found else []
+    known = [each for each in gradients if is_measured(dumps.ref, each.ref) or is_measured(dumps.cand, each.cand)]
+    if not known or not all(_is_measured(dumps, each) and _agree(each, equality) for each in known):
+        return [*matches]
     return [match for match in matches if match.ref not in found]
 
 

@@ -102,3 +102,38 @@ def test_a_fault_in_the_call_that_counts_has_its_place() -> None:
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "shared"
     assert found.first_divergence.forward.counterpart == "shared#2"
+
+
+#: What a program looks at with the layers before the call that counts, from its batch.
+DIAGNOSTICS = {
+    "a part of the batch": lambda x: x[:2],
+    "the batch": lambda x: x,
+    "another batch": jnp.ones_like,
+}
+
+
+@cache
+def diagnosed(looked_at: str = "", *, factor: float = 1.0) -> gs.Dump:
+    """Returns the dump of a program that may call its layers for a diagnostic first; the factor is the first one's."""
+
+    def network(variables: dict[str, Any], x: Any, factor: float = 1.0) -> Any:
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ variables[name]) * (factor if name == "first" else 1.0)
+        return x
+
+    def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
+        seen = {"seen": network(variables, DIAGNOSTICS[looked_at](batch["x"])).max()} if looked_at else {}
+        return jnp.square(network(variables, batch["x"], factor)).mean(), seen
+
+    return gs.capture(loss, {"first": drawn(1, 3, 3), "second": drawn(3, 3, 3)}, {"x": drawn(2, 4, 3)})
+
+
+@pytest.mark.parametrize("looked_at", DIAGNOSTICS)
+def test_a_call_that_the_loss_does_not_depend_on_is_not_taken_for_the_one_that_counts(looked_at: str) -> None:
+    for one, other in permutations((diagnosed(), diagnosed(looked_at))):
+        found = gs.compare(one, other)
+        assert [row.name for row in found.rows if row.counts and row.status != "same"] == ["seen"]
+    found = gs.compare(diagnosed(), diagnosed(looked_at, factor=1.01))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "first"

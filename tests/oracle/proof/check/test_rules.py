@@ -570,6 +570,17 @@ def test_stopped_values_count_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
+def _chosen(w: Any, x: Any) -> Any:
+    return jax.vmap(lambda y: lax.cond(y[0] > 0, jnp.sin, jnp.cos, y @ w))(x).sum()
+
+
+def _scanned_choice(w: Any, x: Any) -> Any:
+    def body(y: Any, _: Any) -> tuple[Any, None]:
+        return lax.cond(y[0] > 0, jnp.sin, jnp.cos, y * w[0, 0]), None
+
+    return jax.vmap(lambda y: lax.scan(body, y, None, length=2)[0])(x @ w).sum()
+
+
 #: Losses, and whether what is stopped in them is made of parameters and counts in a derivative.
 STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     **{name: (loss, name not in ("an input", "in the system of a linear solve")) for name, loss in STOPS.items()},
@@ -577,6 +588,12 @@ STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "the maximum that a softmax subtracts": (lambda w, x: jax.nn.log_softmax(x @ w)[0, 0], False),
     "the maximum of a sum of exponentials": (lambda w, x: jax.nn.logsumexp(x @ w), False),
     "a condition": (lambda w, x: jnp.where(lax.stop_gradient(w) > 0, w, 2 * w).sum() + x.sum(), False),
+    "what vmap makes of a condition": (_chosen, False),
+    "what vmap makes of a condition in a loop": (_scanned_choice, False),
+    "a loop over what is stopped": (
+        lambda w, x: lax.scan(lambda y, v: (y * lax.stop_gradient(v[0]) + v[1], None), x[0], w)[0].sum(),
+        True,
+    ),
 }
 
 
@@ -828,3 +845,38 @@ def test_what_computes_in_a_narrow_type_and_cannot_in_another_is_said_to_be_too_
     row = next(row for row in proof(loss).rows if row.what.startswith("param_grad"))
     assert row.status == "not checked"
     assert "the loss is computed in bfloat16 at test_rules.py:" in str(row.why)
+
+
+@jax.custom_vjp
+def _saved(x: Any) -> Any:
+    return jnp.full((4, *x.shape), jnp.inf).at[:2].set(jnp.stack([jnp.sin(x), x * x]))
+
+
+_saved.defvjp(lambda x: (_saved(x), x), lambda x, d: (d[0] * jnp.cos(x) + 2.0 * d[1] * x,))
+
+
+@jax.custom_vjp
+def _half_saved(x: Any) -> Any:
+    return jnp.full((4, *x.shape), jnp.inf).at[:2].set(jnp.stack([jnp.sin(x), x * x]))
+
+
+_half_saved.defvjp(lambda x: (_half_saved(x), x), lambda x, d: (d[0] * jnp.cos(x) + d[1] * x,))
+
+
+@jax.custom_vjp
+def _logarithm(x: Any) -> Any:
+    return jnp.log(jnp.maximum(x - x[0, 0], 0.0))
+
+
+_logarithm.defvjp(lambda x: (_logarithm(x), x), lambda x, d: (d / jnp.maximum(x - x[0, 0], 0.0),))
+
+
+def test_elements_that_are_infinite_do_not_count_where_the_rule_is_finite_without_them() -> None:
+    found = proof(lambda w, x: _saved(x @ w)[:2].sum() + _half_saved(x @ w)[:2].sum())
+    assert rule(found, "_saved").status == "correct"
+    assert rule(found, "_half_saved").status == "wrong"
+
+
+def test_a_function_that_is_not_finite_is_said_to_be_not_finite_and_not_the_loss() -> None:
+    found = rule(proof(lambda w, x: jnp.exp(_logarithm(x @ w)).sum()), "_logarithm")
+    assert (found.status, found.why) == ("not checked", "the function is not finite near these values")

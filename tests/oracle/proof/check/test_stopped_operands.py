@@ -56,6 +56,8 @@ def _along(saved: Any, gradient: Any, times: float = 1.0) -> Any:
 _scaled.defvjp(_saving(_scaled), lambda saved, d: (_along(saved, d), jnp.zeros(())))
 _doubled.defvjp(_saving(_doubled), lambda saved, d: (_along(saved, d, 2.0), jnp.zeros(())))
 _full.defvjp(_saving(_full), lambda saved, d: (_along(saved, d), (d * jnp.sin(saved[0])).sum()))
+_twice = jax.custom_vjp(jnp.sin)
+_twice.defvjp(lambda x: (jnp.sin(x), x), lambda x, d: (2.0 * d * jnp.cos(x),))
 _unstopped.defvjp(_saving(_unstopped), lambda saved, d: (_along(saved, d), jnp.zeros(())))
 
 
@@ -65,3 +67,20 @@ _unstopped.defvjp(_saving(_unstopped), lambda saved, d: (_along(saved, d), jnp.z
 def test_zeros_are_right_for_what_a_function_stops_and_for_nothing_else(function: Any, verdict: str) -> None:
     found = proof(lambda params, x: jnp.mean(function(x * params["slope"], params["side"]) ** 2))
     assert found.verdict == verdict
+
+
+def test_a_straight_through_estimator_may_round_a_number_to_the_kink_behind_it() -> None:
+    def on_a_grid(of_kink: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        def loss(params: Any, x: Any) -> Any:
+            value = params["slope"] * (x - 1.5)
+            rounded = value + lax.stop_gradient(jnp.round(value) - value)
+            return ((of_kink(rounded) * jnp.asarray([1.0, -2.0, 3.0, -1.0, 0.5]) - params["side"]) ** 2).sum()
+
+        return loss
+
+    for of_kink in (jax.nn.relu, jnp.abs):
+        found = proof(on_a_grid(of_kink))
+        assert found.verdict == "correct"
+        assert {row.status for row in found.gradients} <= {"correct", "not smooth here"}
+    wrong = proof(on_a_grid(lambda value: _twice(jnp.abs(value))))
+    assert {row.what: row.status for row in wrong.gradients}["param_grad/slope"] == "wrong"
