@@ -6,7 +6,7 @@ The first is that in the direction of computation: in execution order for values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -156,11 +156,13 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         () if row is None else _alone_before(rows, row, ref, cand) for row in (divergence.forward, backward)
     )
     makers = () if backward is None else _makers(rows, backward, ref)
+    # The gradient of a value that only the reference has may be wrong already.
+    before = (path for row in gradients if row.status == "missing" for path in _makers(rows, row, ref))
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
         makers=makers,
-        of_makers=_used_by(makers, ref.layers),
+        of_makers=_used_by({*makers, *before}, ref.layers),
         part=_part(rows, divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=unpaired,
@@ -194,7 +196,7 @@ def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Progra
     return (max(around, key=len),) if around else readers_of(program.layers, key.partition("/")[2])
 
 
-def _used_by(makers: Sequence[str], layers: Sequence[Layer]) -> frozenset[str]:
+def _used_by(makers: Collection[str], layers: Sequence[Layer]) -> frozenset[str]:
     """Returns the keys of the gradients of the parameters that layers use outside of others, and the code before."""
     inside = {(layer.parent, name) for layer in layers if layer.parent in makers for name in layer.params}
     some = [layer for layer in layers if layer.path in makers]
