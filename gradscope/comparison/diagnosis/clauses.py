@@ -153,12 +153,19 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
         if row.status == "different" and row.family not in directed and row is not divergence.forward
     ]
     follows = Counter(row.family for row in different if _follows(row, blame))
-    others = Counter(row.family for row in different) - follows
-    additional = _distinct(row.name for row in different if row.family in _GRADIENTS and not _follows(row, blame))
+    beside = [row for row in different if not _follows(row, blame) and _key(row) in blame.of_makers]
+    others = Counter(row.family for row in different) - follows - Counter(row.family for row in beside)
+    additional = _distinct(
+        row.name for row in different if row.family in _GRADIENTS and not _follows(row, blame) and row not in beside
+    )
     parts: list[str] = []
     where = "above it " if divergence.backward is not None else ""
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
+    if beside:
+        found = Counter(row.family for row in beside)
+        names = f", of {some_of(_distinct(row.name for row in beside))}" if len(beside) <= MOST_NAMES else ""
+        parts.append(f"{_together(found, _GRADIENTS)} {_verb(len(beside))} with it{names}")
     if own := sum(others[each] for each in _GRADIENTS):
         names = f", of {some_of(additional)}" if own <= MOST_NAMES else ""
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
@@ -217,8 +224,11 @@ def _together(counts: Counter[str], families: Sequence[str]) -> str:
 
 def _follows(row: ComparisonRow, blame: Blame) -> bool:
     """Returns whether a gradient that differs is computed from the first divergence."""
-    key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
-    return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
+    return row.family in _GRADIENTS and (_key(row) in blame.backward or _key(row) in blame.forward)
+
+
+def _key(row: ComparisonRow) -> str:
+    return key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
 
 
 def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:

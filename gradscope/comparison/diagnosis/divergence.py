@@ -6,7 +6,7 @@ The first is that in the direction of computation: in execution order for values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,18 @@ from gradscope.dump.manifest.layer_graph import (
     sources_of,
 )
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, TENSOR, key_of
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    TENSOR,
+    key_of,
+    split_key,
+)
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -80,6 +91,8 @@ class Blame:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
+        of_makers: Keys of the gradients of the parameters that they use outside of the layers inside them, and that the
+            code before them does: what is wrong there may make these wrong, too.
         right: Those of them that are shown to return what the reference's return.
         code_before: Those of them before which there is code without an entry that may have computed it.
         by_loss: Whether the loss reads the value, too, and may have computed it.
@@ -104,6 +117,7 @@ class Blame:
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
+    of_makers: frozenset[str] = frozenset()
     right: frozenset[str] = frozenset()
     code_before: tuple[str, ...] = ()
     by_loss: bool = False
@@ -141,10 +155,14 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
     unpaired, gradients = (
         () if row is None else _alone_before(rows, row, ref, cand) for row in (divergence.forward, backward)
     )
+    makers = () if backward is None else _makers(rows, backward, ref)
+    # The gradient of a value that only the reference has may be wrong already.
+    before = (path for row in gradients if row.status == "missing" for path in _makers(rows, row, ref))
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
-        makers=() if backward is None else _makers(rows, backward, ref),
+        makers=makers,
+        of_makers=_used_by({*makers, *before}, ref.layers),
         part=_part(rows, divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=unpaired,
@@ -176,6 +194,15 @@ def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Progra
     agreeing = (row for row in rows if row.family == ACTIVATION_GRAD and row.status == "same" and row.compared)
     around = [row.name for row in agreeing if first.name.startswith(f"{row.name}/") and program.owner(row) == key]
     return (max(around, key=len),) if around else readers_of(program.layers, key.partition("/")[2])
+
+
+def _used_by(makers: Collection[str], layers: Sequence[Layer]) -> frozenset[str]:
+    """Returns the keys of the gradients of the parameters that layers use outside of others, and the code before."""
+    inside = {(layer.parent, name) for layer in layers if layer.parent in makers for name in layer.params}
+    some = [layer for layer in layers if layer.path in makers]
+    own = {name for layer in some for name in layer.params if (layer.path, name) not in inside}
+    before = {name for layer in some for family, name in map(split_key, layer.sources) if family == PARAM}
+    return frozenset(key_of(PARAM_GRAD, name) for name in own | before)
 
 
 def _of_loss_alone(

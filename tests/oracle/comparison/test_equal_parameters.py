@@ -185,3 +185,36 @@ def test_what_differs_is_compared_in_the_layout_of_what_agrees() -> None:
     differing = [row for row in compared.rows if row.status == "different"]
     assert differing
     assert [row.why for row in differing if "rel_l2" not in row.metrics] == []
+
+
+def _scaled(*, port: bool, factor: float = 1.0) -> gs.Dump:
+    """A layer whose scale is one for all channels, in a shape for broadcasting; a port has it in the layer's scope."""
+
+    layers, product = (("Block_0", "Block_1"), "Dense_0") if port else (("first", "second"), "product")
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x = batch["x"]
+        for layer in layers:
+            own = params[layer]
+            with jax.named_scope(layer):
+                scale = jnp.ones(()) if port else jnp.exp(own["scale"][0])
+                with jax.named_scope(product):
+                    y = x @ own[product]["kernel"]
+                    y = y * jnp.exp(own["scale"][None]) if port else y
+                y = y * scale
+                x = jnp.tanh(factor * y)
+        return (x**3).mean()
+
+    shape = (WIDTH,) if port else (1, 1, WIDTH)
+    params = {
+        layer: {product: {"kernel": KERNELS[number]}, "scale": np.full(shape, 0.5, np.float32)}
+        for number, layer in enumerate(layers)
+    }
+    return gs.capture(loss, params, BATCH, origins=False)
+
+
+def test_a_constant_is_that_of_another_number_of_axes_of_one_though_all_gradients_differ() -> None:
+    assert gs.compare(_scaled(port=False), _scaled(port=True))
+    found = gs.compare(_scaled(port=False), _scaled(port=True, factor=1.2))
+    assert found.sentence.startswith("Forward first differs at `first` ("), found.sentence
+    assert {row.name for row in found.rows if row.family == "param" and row.counts and not row.compared} == set()

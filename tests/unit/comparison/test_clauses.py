@@ -175,3 +175,45 @@ def test_the_gradient_of_a_parameter_that_no_layer_uses_follows_from_what_differ
     found = gs.compare(captured(0.0), captured(0.01))
     assert "2 parameter gradients and 1 input gradient above it follow from that" in found.sentence
     assert "in addition" not in found.sentence
+
+
+def _attending(*, factor: float = 1.0, stopped: bool = False) -> Dump:
+    """A layer of heads, each weighted by scores with a vector of its own, and a dense layer inside of it."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("heads"):
+            with jax.named_scope("project"):
+                values = batch["x"] @ weights["heads"]["project"]
+            values = values.reshape(len(values), 2, 3)
+            scores = factor * (values * weights["heads"]["score"]).sum(-1)
+            shares = jax.nn.softmax(scores, 0)
+            shares = jax.lax.stop_gradient(shares) if stopped else shares
+            x = (shares[..., None] * values).reshape(len(values), 6)
+        with jax.named_scope("last"):
+            return jnp.square(x @ weights["last"] - batch["y"]).mean()
+
+    heads = {"project": KERNELS["first"], "score": KERNELS["second"][:1].reshape(1, 2, 3)}
+    return gs.capture(loss, {"heads": heads, "last": KERNELS["last"]}, BATCH, origins=False)
+
+
+def test_a_gradient_of_a_parameter_of_the_layer_that_is_wrong_differs_with_it() -> None:
+    found = gs.compare(_attending(), _attending(stopped=True)).sentence
+    assert "1 parameter gradient differs with it, of `heads/score`" in found, found
+    assert "in addition" not in found, found
+
+
+def test_a_vector_of_each_head_is_a_bias_of_all() -> None:
+    def captured(factor: float, scope: Any) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("heads"):
+                values = (batch["x"] @ weights["kernel"]).reshape(4, 2, 3)
+                with scope("gate"):
+                    gate = jax.nn.sigmoid(factor * (values * weights["score"][None]).sum(-1))
+                x = gate[..., None] * values
+            return jnp.square(x).mean()
+
+        weights = {"kernel": KERNELS["first"], "score": KERNELS["second"][0].reshape(2, 3)}
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+    found = gs.compare(captured(1.0, contextlib.nullcontext), captured(1.1, jax.named_scope)).sentence
+    assert "`heads`" in found, found

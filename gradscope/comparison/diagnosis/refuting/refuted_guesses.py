@@ -34,11 +34,7 @@ from gradscope.comparison.diagnosis.refuting.apart.other_operations import other
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import are_rearranged, carries_difference
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
-from gradscope.comparison.diagnosis.refuting.behind.errors_behind import (
-    InheritedErrors,
-    loss_error,
-    relative_error,
-)
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors, loss_error, relative_error
 from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
@@ -131,7 +127,8 @@ def _without_incomparable(
     dumps: Dumps, found: Unrefuted, rows: Mapping[str, ComparisonRow], alone: Mapping[Match, str]
 ) -> Unrefuted:
     """Returns what is left without pairs that alone differ, given with the reasons, and those of inputs."""
-    every = {**alone, **incomparable_input_gradients(dumps, found.pairing, rows)}
+    compared = without(dumps, found.pairing, {match.ref for match in alone})
+    every = {**alone, **incomparable_input_gradients(dumps, compared, rows)}
     told = {key: why for match, why in every.items() for key in (match.ref, *match.recipe.keys)}
     pairing = without(dumps, found.pairing, {match.ref for match in every})
     return replace(found, pairing=pairing, agreeing={**found.agreeing, **told})

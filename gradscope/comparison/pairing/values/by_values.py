@@ -183,8 +183,9 @@ def _by_evidence(
         return
     similarity, use = NameSimilarity(known), SameUse(dumps, known)
 
-    def evidence(match: Match) -> tuple[int, bool, tuple[float, int], bool]:
-        return use.shared(match), equality.of_gradients(match), similarity(match), not equality.against_gradients(match)
+    def evidence(match: Match) -> tuple[int, bool, int, tuple[float, int], bool]:
+        against = equality.against_gradients(match)
+        return use.shared(match), equality.of_gradients(match), use.beyond(match), similarity(match), not against
 
     large = [each for each in classes if len(each.refs) * len(each.cands) > _MOST_PAIRS]
     small = [each for each in classes if len(each.refs) * len(each.cands) <= _MOST_PAIRS]

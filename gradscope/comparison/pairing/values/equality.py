@@ -159,8 +159,12 @@ def is_constant(statistics: Mapping[str, Json]) -> bool:
 
 
 def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
-    """Returns whether two tensors have the same sizes, in any order: constants are equal in every other shape, too."""
-    return sorted(dumps.ref.entry(ref).shape) == sorted(dumps.cand.entry(cand).shape)
+    """Returns whether two tensors have the same sizes, in any order: constants are equal in every other shape, too.
+
+    An axis of one element is for broadcasting, as that of a scale of channels in `[C, 1, 1]`.
+    """
+    one, other = (source.entry(key).shape for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
+    return sorted(size for size in one if size != 1) == sorted(size for size in other if size != 1)
 
 
 def _gradients(source: DumpSource) -> frozenset[str]:

@@ -55,7 +55,7 @@ def reference() -> Dump:
 
 
 @cache
-def _port(*, estimator: bool = True) -> Dump:
+def _port(*, estimator: bool = True, of_input: bool = False) -> Dump:
     """A port that looks codes up in no layer of its own, after whose loss the values come."""
     stop = jax.lax.stop_gradient
     params = {name.replace(".", "/"): np.asarray(value.detach()) for name, value in MODULE.named_parameters()}
@@ -71,7 +71,7 @@ def _port(*, estimator: bool = True) -> Dump:
             passed = z + stop(q - z) if estimator else q
         with jax.named_scope("decoder"):
             y = passed @ p["decoder/weight"].T + p["decoder/bias"]
-        return jnp.square(y).mean() + extra
+        return jnp.square(y - batch["x"][..., :4] if of_input else y).mean() + extra
 
     with jax.numpy_rank_promotion("allow"):
         return gs.capture(loss, params, {"x": np.asarray(BATCH)}, origins=False)
@@ -88,3 +88,25 @@ def test_an_estimator_that_is_missing_is_found(reference: Dump) -> None:
     found = gs.compare(reference, _port(estimator=False))
     assert found.verdict == "different"
     assert found.sentence.startswith("Backward only: forward agrees"), found.sentence
+
+
+class _Flat(nn.Module):
+    """An autoencoder that looks codes up itself, and of which the loss reads what it returns, and the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.codebook, self.decoder = MODULE.encoder, MODULE.vq.codebook, MODULE.decoder
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.tanh(self.encoder(x))
+        q = self.codebook(torch.cdist(z.reshape(-1, 6), self.codebook.weight).argmin(1)).view(z.shape)
+        loss = (q - z.detach()).square().mean() + 0.25 * (q.detach() - z).square().mean()
+        return self.decoder(z + (q - z).detach()), loss
+
+
+def test_that_the_loss_reads_the_input_beside_an_estimator_counts_for_no_difference() -> None:
+    read = BATCH[..., :4]
+    reference = capture(_Flat(), lambda y: (y[0] - read).square().mean() + y[1], {"x": BATCH})
+    found = gs.compare(reference, _port(of_input=True))
+    assert found.verdict == "same", found.sentence
+    assert "of `x`, which the loss reads" in found.sentence, found.sentence

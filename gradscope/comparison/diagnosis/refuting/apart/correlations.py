@@ -160,7 +160,7 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
                 fits = math.prod(read) * matrix[outputs] == math.prod(output) * matrix[inputs]
                 if fits and _ends_with(output, matrix[outputs]) and math.prod(read) * matrix[outputs] <= _MOST_PRODUCTS:
                     yield KernelForm(channels=-1, inputs=inputs, outputs=outputs, matrix=matrix)
-    else:
+    elif len(kernel) > 2:
         for channels, inputs, outputs in convolutions(kernel, read, output):
             space = max(np.delete(kernel, (inputs, outputs)).tolist())
             possible = (

@@ -242,7 +242,8 @@ def _by_product(
         fits = read.size % len(one) == 0 and read.size * one.shape[1] == values[0].size * len(one)
         if not fits or any(bias.size != one.shape[1] for bias, _ in biases):
             continue
-        shifts = [sum((bias[which] for bias in biases), start=np.zeros(one.shape[1])) for which in (0, 1)]
+        # A bias of all heads may have an axis of them.
+        shifts = [sum((bias[which].ravel() for bias in biases), start=np.zeros(one.shape[1])) for which in (0, 1)]
         for function in (np.copy, *ELEMENTWISE.values()):
             error = _relative(function(read.reshape(-1, len(one)) @ one + shifts[0]), values[0])
             limit = max(_EXACT, _MARGIN * error)

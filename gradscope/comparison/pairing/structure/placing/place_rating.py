@@ -55,6 +55,9 @@ _OTHER_LAYER: Final = -3
 #: and against one where the program of the larger has a layer of the smaller's parameters alone besides.
 _PART: Final = 1
 
+#: How many more parameters than the other a layer may have of two that return values of other sizes: a bias.
+_LACKING: Final = 1
+
 #: The evidence for a pair of layers without parameters in common whose inputs are paired with each other.
 _INPUTS: Final = 3
 
@@ -136,6 +139,7 @@ class PlaceRating:
             # A fault can change a shape. Only the parameters distinguish that from another step of the same layer, and
             # from a layer around several of the other program. Of several outputs, another may be the counterpart.
             alone = own & others and later <= {0} and not (one.name in self._several or other.name in self._several)
+            alone = alone and abs(len(own) - len(others)) <= _LACKING
             return _LAYER if alone and len(one.shape) == len(other.shape) else 0
         early = max(later, default=0) > 0
         operations = one.site.primitive, other.site.primitive

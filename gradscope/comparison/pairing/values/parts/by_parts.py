@@ -18,28 +18,28 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
-from gradscope.comparison.pairing.inference.packed_parts import STACKED, Cut, PackedParts, cuts, packed_parts
+from gradscope.comparison.pairing.inference.packed_parts import Cut, PackedParts, cuts, packed_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.parts.constant_parts import ConstantParts
 from gradscope.comparison.pairing.values.parts.part_candidates import (
     PartCandidates,
     ShiftedNames,
     SolvedNames,
-    constant_of,
     layer_of,
 )
 from gradscope.comparison.pairing.values.parts.parts_beside_zeros import parts_beside_zeros
 from gradscope.comparison.pairing.values.parts.uneven_parts import uneven_parts
+from gradscope.comparison.pairing.values.parts.used_in_turn import UsedInTurn
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import INPUT, PARAM, STATE, TENSOR, gradient_key, split_key
+from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
 from gradscope.naming.numbering import NUMBER
 
 #: The families of tensors that are inputs of a program, of which it may pack several.
@@ -87,16 +87,15 @@ def _found(
 ) -> Iterator[PackedParts]:
     free, names = PartCandidates(other, singles), SolvedNames()
     solved: list[PackedParts] = []
+    constants = ConstantParts(holder, packed, other, free, solved, of_ref=of_ref)
     for key in packed:
-        size, constant = math.prod(holder.entry(key).shape), cache(partial(constant_of, holder, key))
+        size = _size(holder, key)
         for count in free.counts(size):
             named = next(filter(None, (free.named(each, size // count) for each in names.parts_of(key))), [])
-            if not named and (value := constant()) is not None:
-                found = _of_constant(holder, key, count, other, free, value=value, of_ref=of_ref)
+            if not named and constants.value(key) is not None:
+                found = constants.parts_of(key, count)
             else:
-                found = packed_parts(
-                    holder, key, count, partial(_candidates, other, free, named), possible, of_ref=of_ref
-                )
+                found = packed_parts(holder, key, count, partial(free.arrays, named), possible, of_ref=of_ref)
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)
@@ -111,7 +110,7 @@ def _found(
 
 def _by_names(
     holder: DumpSource,
-    keys: Iterable[str],
+    keys: Sequence[str],
     other: DumpSource,
     free: PartCandidates,
     *,
@@ -123,7 +122,7 @@ def _by_names(
 
     They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
     """
-    shifted = ShiftedNames()
+    shifted, in_turn = ShiftedNames(), UsedInTurn(holder, other, solved)
     alike: dict[tuple[tuple[int, ...], int], PackedParts] = {}
     of_layer: defaultdict[tuple[tuple[str, ...], ...], list[Sequence[str]]] = defaultdict(list)
     for each in solved:
@@ -138,6 +137,7 @@ def _by_names(
         if not parts:
             layers = (free.beside(each, math.prod(shape)) for each in of_layer[layer_of(key)])
             parts = next(filter(None, layers), []) or _mostly(holder, key, other, free, of_ref=of_ref)
+            parts = parts or _in_turn(holder, key, keys, free, in_turn)
             # The terms of a sum of biases are beside a kernel, too, and are no biases of its parts.
             found = _partly_agreeing(holder, key, other, parts, least=-(-len(parts) // 2), of_ref=of_ref)
         if parts and found is not None:
@@ -146,9 +146,17 @@ def _by_names(
             yield replace(found, key=key, parts=tuple(parts), matched_by="order")
 
 
+def _in_turn(holder: DumpSource, key: str, keys: Iterable[str], free: PartCandidates, in_turn: UsedInTurn) -> list[str]:
+    """Returns the parts of a stack by when they are used, as where one has the values of another layer's."""
+    shape = holder.entry(key).shape
+    count, size = (shape or (0,))[0], math.prod(shape)
+    alike = [each for each in keys if holder.entry(each).shape[:1] == (count,) and _size(holder, each) == size]
+    return in_turn.parts(key, alike, free.of_size(size // count), count) if count > 1 and size else []
+
+
 def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidates, *, of_ref: bool) -> list[str]:
     """Returns the parts of a tensor of which all but one are found by values, and the last by its name."""
-    counts = [count for count in free.counts(math.prod(holder.entry(key).shape)) if count > 2]
+    counts = [count for count in free.counts(_size(holder, key)) if count > 2]
     if not counts:
         return []  # a large tensor that nothing is a part of is not read
     array = holder.array(key)
@@ -193,53 +201,5 @@ def _partly_agreeing(
     return next((PackedParts(key, tuple(parts), *way) for way, count in layouts.most_common(1) if count >= least), None)
 
 
-def _of_constant(
-    holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, value: Any, of_ref: bool
-) -> PackedParts | None:
-    """Returns the parts of a constant, as biases that are all zero: its values do not show which they are.
-
-    Args:
-        holder: The dump that has the tensor.
-        key: Its key.
-        count: The number of its parts.
-        other: The dump of the parts.
-        free: The tensors that may be parts.
-        value: The value of all elements.
-        of_ref: Whether it is the reference that has the packed tensor.
-    """
-    size = math.prod(holder.entry(key).shape) // count
-    equal = free.equal_to(value, size)
-    if len(equal) < count:
-        return None
-    gradient, shape = gradient_key(key), holder.entry(key).shape
-    if holder.has_tensor(gradient) and constant_of(holder, gradient) is None:
-        own, gradients = free.gradients_of(value, size)
-        found = packed_parts(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
-        if found is not None:
-            return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
-    rest = [shape[axes:] for axes in (1, STACKED) if math.prod(shape[:axes]) == count]
-    numbered = _numbered(key, [each for each in equal if other.entry(each).shape in rest])
-    if len(numbered) != count:
-        return None
-    stack = {each: other.array(each) for each in numbered}
-    return packed_parts(holder, key, count, lambda _: stack, of_ref=of_ref)
-
-
-def _numbered(key: str, singles: Iterable[str]) -> list[str]:
-    """Returns the tensors that are named as a stack is, in the order of their numbers; none where several are."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for single in singles:
-        groups[_NUMBER.sub("#", single)].append(single)
-    own = {*tokens_of(split_key(key)[1])}
-    shared = {name: len(own & {*tokens_of(split_key(name)[1])}) for name in groups}
-    best = [name for name, number in shared.items() if number and number == max(shared.values())]
-    if len(best) != 1:
-        return []
-    return sorted(groups[best[0]], key=lambda name: tuple(map(int, _NUMBER.findall(name))))
-
-
-def _candidates(
-    other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]
-) -> dict[str, Array]:
-    """Returns the tensors that may be the blocks: those of the right names, or without any, of the right norms."""
-    return {key: other.array(key) for key in named or free.near(blocks)}
+def _size(source: DumpSource, key: str) -> int:
+    return math.prod(source.entry(key).shape)

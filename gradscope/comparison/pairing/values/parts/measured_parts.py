@@ -4,7 +4,8 @@ Norms, means and extremes of a packed tensor follow from those of its parts, and
 in it. So a packed tensor is compared in whole with all of its parts, whichever dump has it: what a pass found to be a
 slice of a tensor without elements is joined with the other slices again.
 
-Where the elements are known, too, they are no parts in this order unless these agree: nothing found another one.
+Where the elements are known, too, they are no parts in this order unless these agree: nothing found another one. Of a
+constant, all parts are equal, and the elements of the gradients have to agree.
 
 Parts are looked for in one scope, and among tensors whose names differ in their numbers alone. Those of biases that are
 all zero are called as those of the kernel are.
@@ -25,7 +26,7 @@ from gradscope.comparison.layout.recipe_steps import Concatenate, Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.bounds import statistics_agree
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.values.equality import is_measured
+from gradscope.comparison.pairing.values.equality import is_constant, is_measured
 from gradscope.comparison.pairing.values.parts.part_candidates import SolvedNames, spelt, words_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -124,10 +125,12 @@ def _packed(
 
 def _is_refuted(holder: DumpSource, other: DumpSource, found: Match) -> bool:
     """Returns whether the elements of a packed tensor and of its parts are known, and are in another order."""
-    keys = found.recipe.keys
-    if not holder.has_tensor(found.ref) or not all(map(other.has_tensor, keys)):
-        return False
-    return relative_error(holder.array(found.ref), found.recipe.array(other)) > _LARGEST_ERROR
+    gradients = replace(found.recipe, keys=tuple(map(gradient_key, found.recipe.keys)))
+    given = [(found.ref, found.recipe)]
+    # All parts of a constant are equal, and are in every order: only their gradients are not.
+    given += [(gradient_key(found.ref), gradients)] if is_constant(holder.entry(found.ref).stats) else []
+    known = [each for each in given if holder.has_tensor(each[0]) and all(map(other.has_tensor, each[1].keys))]
+    return any(relative_error(holder.array(key), recipe.array(other)) > _LARGEST_ERROR for key, recipe in known)
 
 
 def _is_given(source: DumpSource, key: str) -> bool:

@@ -67,6 +67,10 @@ class PartCandidates:
             if size and size % count == 0 and len(self._of_size.get(size // count, ())) >= count:
                 yield count
 
+    def of_size(self, size: int) -> list[str]:
+        """Returns those of so many elements, in order."""
+        return self._in_order(self._of_size.get(size, ()))
+
     def near(self, blocks: Sequence[Array]) -> list[str]:
         """Returns those of the norm of one of some blocks of equal size, as far as a part's may differ from it."""
         size = blocks[0].size
@@ -81,6 +85,10 @@ class PartCandidates:
             end = bisect_right(ordered, norm * (1 + limit), key=itemgetter(0))
             found |= {key for _, key in ordered[start:end]}
         return self._in_order(found)
+
+    def arrays(self, named: Sequence[str], blocks: Sequence[Array]) -> dict[str, Array]:
+        """Returns the tensors that may be the blocks: those of some names, or without any, of the right norms."""
+        return {key: self._source.array(key) for key in named or self.near(blocks)}
 
     def equal_to(self, value: Any, size: int) -> Collection[str]:
         """Returns those of so many elements that have a value everywhere, in order."""

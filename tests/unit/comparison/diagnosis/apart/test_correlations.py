@@ -149,6 +149,7 @@ def test_a_value_of_another_number_of_channels_makes_no_gradient_of_a_kernel() -
         ((3, 3, 4, 6), (2, 1, 8, 4), (2, 0, 8, 6)),
         ((4, 0), (2, 4), (2, 0)),
         ((1, 1), (), ()),
+        ((4,), (3,), (3,)),
     ],
 )
 def test_a_layer_without_elements_or_axes_has_no_form(kernel: Any, read: Any, output: Any) -> None:

@@ -470,3 +470,29 @@ def test_layers_are_paired_by_their_parameters_where_the_programs_run_branches_i
     found = gs.compare(reference, _branches(of_port=True, offset=0.0))
     _says(found, "block/conv")
     assert not [each for each in found.rows if each.status in ("missing", "extra")]
+
+
+def _two_towers(*, of_port: bool, right: str = "right") -> Dump:
+    """Returns the dump of a layer that multiplies two projections, or of a program with a layer for each of them."""
+
+    kernels = {"left": "Dense_0", "right": "Dense_1"} if of_port else {"left": "left", "right": "right"}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def tower(name: str, kernel: str) -> Any:
+            with jax.named_scope(name) if of_port else nullcontext():
+                return batch[name] @ weights[kernels[kernel]]
+
+        with nullcontext() if of_port else jax.named_scope("towers"):
+            logits = jnp.exp(weights["scale"]) * tower("one", "left") @ tower("other", right).T
+        return -jnp.diagonal(jax.nn.log_softmax(logits)).mean()
+
+    weights = {kernels["left"]: drawn(1, 5, 6), kernels["right"]: drawn(2, 5, 6), "scale": drawn(5, 1, 1)}
+    return gs.capture(loss, weights, {"one": drawn(3, 4, 5), "other": drawn(4, 4, 5)}, origins=False)
+
+
+def test_a_layer_of_several_parameters_is_none_of_one_of_them_that_returns_another_shape() -> None:
+    reference = _two_towers(of_port=False)
+    assert gs.compare(reference, _two_towers(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _two_towers(of_port=True, right="left"))
+    assert found.verdict == "different"
+    assert "the shape is" not in found.sentence, found.sentence

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.likely.layers.kernels.part_orders import Order, order_of_parts, users_of
+from gradscope.comparison.layout.recipe_steps import Concatenate
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.naming import ACTIVATION, printable, split_key
 
@@ -28,7 +29,12 @@ def odd_parts(dumps: Dumps, pairing: Pairing, read: Sequence[str]) -> str:
     """
     users = users_of(dumps.cand.manifest.layers)
     for match in (each for each in pairing.matched if each.ref in read):
-        alike = [each for each in pairing.matched if each is not match and _is_alike(dumps, each, match)]
+        called = [each for each in pairing.matched if each is not match and _is_called_alike(each, match)]
+        alike = [each for each in called if _has_features_of(dumps, each, match)]
+        if called and not alike and len(match.recipe.keys) == 1 and (own := order_of_parts(match, users)):
+            # The others have no such parts, and none of them is in another order.
+            name = printable(split_key(match.ref)[1])
+            return f"the order of the parts of `{name}`, which is [{', '.join(own)}] of the reference's"
         own, others = _order(match, users), {_order(each, users) for each in alike}
         if len(others) != 1 or own in others:
             continue
@@ -41,11 +47,18 @@ def odd_parts(dumps: Dumps, pairing: Pairing, read: Sequence[str]) -> str:
     return ""
 
 
-def _is_alike(dumps: Dumps, one: Match, other: Match) -> bool:
-    """Returns whether two values have names that differ in numbers, and as many features."""
-    if any(split_key(each.ref)[0] != ACTIVATION for each in (one, other)) or _kind(one.ref) != _kind(other.ref):
-        return False
-    return dumps.ref.entry(one.ref).shape[-1:] == dumps.ref.entry(other.ref).shape[-1:]
+def _is_called_alike(one: Match, other: Match) -> bool:
+    """Returns whether two values have names that differ in numbers."""
+    return _kind(one.ref) == _kind(other.ref) and split_key(one.ref)[0] == split_key(other.ref)[0] == ACTIVATION
+
+
+def _has_features_of(dumps: Dumps, one: Match, other: Match) -> bool:
+    """Returns whether two values have as many features."""
+    shapes = [dumps.ref.entry(each.ref).shape for each in (one, other)]
+    # The features are along the axis of the parts, as the channels of an image of PyTorch are along its second.
+    axes = [step.axis for each in (one, other) for step in each.recipe.steps if isinstance(step, Concatenate)]
+    axis = next(iter(axes), -1)
+    return len(shapes[0]) == len(shapes[1]) and shapes[0][axis] == shapes[1][axis]
 
 
 def _kind(name: str) -> str:

@@ -107,3 +107,32 @@ def test_parts_in_another_order_than_those_of_other_blocks_are_told_before_an_un
     assert found.sentence.startswith("Forward first differs at `blocks.1/o`"), found.sentence
     told = "or in the order of the parts of `blocks.1/qkv`, which is [1, 0, 2] of that of `blocks.0/qkv`."
     assert told in found.sentence
+
+
+def _joined(*, of_port: bool, order: int = 1) -> gs.Dump:
+    """Returns the dump of a norm of two joined images, and of another one behind a kernel, channels first or last."""
+    draw = np.random.default_rng(5).normal
+    kernels = {"conv1": draw(size=(8, 4)).astype(np.float32), "conv2": draw(size=(4, 3)).astype(np.float32)}
+    images = {name: draw(size=(2, 4, 3, 3)).astype(np.float32) for name in ("one", "other")}
+    axis = -1 if of_port else 1
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = jnp.concatenate([batch["one"], batch["other"]][::order], axis)
+        for number in (1, 2):
+            with jax.named_scope(f"n_{number}" if of_port else f"norm{number}"):
+                x = x / jnp.sqrt(jnp.square(x).mean(axis, keepdims=True) + 1e-5)
+            with jax.named_scope(f"c_{number}" if of_port else f"conv{number}"):
+                kernel = weights[f"conv{number}"]
+                x = jnp.sin(x @ kernel if of_port else jnp.einsum("nchw,cd->ndhw", x, kernel))
+        return jnp.square(x).mean()
+
+    images = {name: image.transpose(0, 2, 3, 1) if of_port else image for name, image in images.items()}
+    return gs.capture(loss, kernels, images, origins=False)
+
+
+def test_the_order_of_parts_is_that_of_no_value_with_other_channels() -> None:
+    reference = _joined(of_port=False)
+    assert gs.compare(reference, _joined(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _joined(of_port=True, order=-1)).sentence
+    assert "of that of" not in found, found
+    assert "`norm1`, which is [1, 0] of the reference's" in found, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+import re
 from typing import Any
 
 import jax
@@ -82,7 +83,8 @@ def test_the_layer_is_found_where_a_function_hides_in_how_large_units_its_output
     reference = _images(_normalised, function=jnp.tanh)
     found = gs.compare(reference, _images(lambda x: _normalised(255 * x), of_port=True, function=jnp.tanh))
     assert found.sentence.startswith("Forward first differs at `stem` ("), found.sentence
-    assert "made here; it reads [4.2, 5.1, 6.4] by channel times `x` plus [" in found.sentence, found.sentence
+    # Where the function is flat, rounding, which is not the same on all machines, hides how large its output is.
+    assert re.search(r"made here; it reads \[4\.[234], 5\.1, 6\.4\] by channel times `x` plus \[", found.sentence)
 
 
 def _standardised(x: Any) -> Any:
