@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
 import re
+from functools import cache
 from typing import Any
 
 import jax
