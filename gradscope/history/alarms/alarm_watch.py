@@ -26,6 +26,7 @@ from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.alarms.unbounded_loss import Descent
 from gradscope.history.alarms.update_direction import update_direction
 from gradscope.history.history_rows import Alarm
+from gradscope.naming.wording import brief
 
 #: Recorded values of a tensor with which the next one is compared, and the least spread of their decimal logarithms.
 _COMPARED: Final = 16
@@ -35,6 +36,9 @@ _LEAST_DECADES: Final = 0.05
 _LEFT_OUT: Final = 32
 
 _OF_PARAMETERS: Final = (naming.PARAM, naming.PARAM_GRAD)
+
+#: The norm of gradients from which on a learning rate above one, or a square, may be what goes beyond float32.
+_OVERFLOWING: Final = 1e16
 
 _TITLES: Final = {"loss": "loss", "grad_norm": "norm of the gradients", "update_norm": "norm of the updates"}
 
@@ -225,7 +229,10 @@ def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:
 def _not_finite(watched: str | None, value: float, numbers: Mapping[str, float]) -> str:
     squares = watched in ("grad_norm", "update_norm") and value == math.inf
     why = ", as an element is, or the sum of their squares is beyond float32" if squares else ""
-    if watched == "update_norm" and math.isfinite(numbers.get("grad_norm", math.nan)):
+    norm = numbers.get("grad_norm", math.nan)
+    if watched == "update_norm" and value == math.inf and _OVERFLOWING <= norm < math.inf:
+        why += f"; the gradients are finite, with a norm of {brief(norm)}, of which the optimizer makes more than that"
+    elif watched == "update_norm" and math.isfinite(norm):
         why += (
             "; the gradients are finite, so that the optimizer made it, as where it divides by a moment of zero and an "
             "epsilon that its dtype rounds to zero, such as 1e-8 in float16"
