@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -240,19 +240,36 @@ def gradient_error(
         The error; infinity where a few features have more than the largest of interest, or the kernel of a convolution
             is of another number of channels.
     """
-    if form.matrix is None and read.shape[form.channels] % gradient.shape[form.inputs]:
-        return math.inf
+    (error,) = gradient_errors(form, read, arriving, [gradient], reordered=reordered, most=most)
+    return error
+
+
+def gradient_errors(
+    form: KernelForm, read: Array, arriving: Array, gradients: Sequence[Array], *, reordered: bool = False,
+    most: float = math.inf,
+) -> list[float]:  # fmt: skip
+    """Returns the errors of several gradients of one shape, as `gradient_error`: what taps can have is made once."""
+    found = [math.inf] * len(gradients)
+    if not gradients or (form.matrix is None and read.shape[form.channels] % gradients[0].shape[form.inputs]):
+        return found
+    left = [*range(len(gradients))]
     if most < math.inf and form.matrix is None:
-        few = _of_few_features(form, read, arriving, gradient)
-        if gradient_error(form, *few) * float(np.linalg.norm(few[-1])) > most * float(np.linalg.norm(gradient)):
-            return math.inf
-    taps = form.taps(gradient)
-    possible = form.possible(read, arriving, taps.shape[1])
-    if reordered:
-        return _error_of_features(taps[0], possible[0])
+        (few_read, few_arriving, _), *_ = few = [_of_few_features(form, read, arriving, each) for each in gradients]
+        errors = gradient_errors(form, few_read, few_arriving, [kernel for *_, kernel in few])
+        lengths = [float(np.linalg.norm(kernel)) for *_, kernel in few]
+        left = [at for at in left if errors[at] * lengths[at] <= most * float(np.linalg.norm(gradients[at]))]
+        if not left:
+            return found
+    possible = form.possible(read, arriving, form.taps(gradients[0]).shape[1])
     rows = possible.reshape(len(possible), -1)
-    squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
-    return math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradient)), 1e-300)
+    for at in left:
+        taps = form.taps(gradients[at])
+        if reordered:
+            found[at] = _error_of_features(taps[0], possible[0])
+            continue
+        squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
+        found[at] = math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradients[at])), 1e-300)
+    return found
 
 
 def _of_few_features(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> tuple[Array, Array, Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE
-from gradscope.comparison.diagnosis.refuting.apart.correlations import forms, gradient_error
+from gradscope.comparison.diagnosis.refuting.apart.correlations import forms, gradient_errors
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 
 #: The relative error up to which a gradient is made of what is read.
@@ -102,23 +102,30 @@ def _places(part: _Part, others: Sequence[int], sent: Recovered, kernel: Recover
         before = {sum(some) for count in range(len(others) + 1) for some in itertools.combinations(others, count)}
         steps = range(0, size, width) if size % width == 0 else ()
         places = sorted({0, size - width, *steps, *before})[:_MOST_PLACES]
-        found = [
-            [at for at in places if at + width <= size and _is_made_of(part, each, of, axis, slice(at, at + width))]
-            for each, of in zip(sent, kernel, strict=True)
-        ]
-        if len(found[0]) == len(found[1]) == 1 and found[0] != found[1]:
-            return found[0][0], found[1][0]
+        places = [at for at in places if at + width <= size]
+        own = _where_made(part, sent.own, kernel.own, axis, places)
+        other = _where_made(part, sent.other, kernel.other, axis, places) if len(own) == 1 else []
+        if len(other) == 1 and own != other:
+            return own[0], other[0]
     return None
 
 
-def _is_made_of(part: _Part, sent: Array, kernel: Array, axis: int, inputs: slice) -> bool:
-    """Returns whether a part of the gradient of a kernel is made of what its layer may read."""
-    gradient = kernel[tuple(inputs if each == axis else slice(None) for each in range(kernel.ndim))]
-    if not gradient.any():
-        return False
-    for form in forms(gradient.shape, part.value.shape, sent.shape):
-        if form.inputs != axis or (form.matrix is None and form.channels != part.channels):
-            continue
-        if gradient_error(form, part.value, sent, gradient, most=_FITS) <= _FITS:
-            return True
-    return False
+def _where_made(part: _Part, sent: Array, kernel: Array, axis: int, places: Sequence[int]) -> list[int]:
+    """Returns the places of the inputs where the gradient of a kernel is made of what its layer may read.
+
+    Args:
+        part: What it may read.
+        sent: The gradient that arrives.
+        kernel: The gradient of the kernel.
+        axis: The axis of its inputs.
+        places: The places, one of which may be the first input of the part.
+    """
+    width = part.value.shape[part.channels]
+    gradients = {at: kernel.take(range(at, at + width), axis) for at in places}
+    gradients = {at: each for at, each in gradients.items() if each.any()}
+    found: set[int] = set()
+    for form in forms((*kernel.shape[:axis], width, *kernel.shape[axis + 1 :]), part.value.shape, sent.shape):
+        if form.inputs == axis and (form.matrix is not None or form.channels == part.channels):
+            errors = gradient_errors(form, part.value, sent, [*gradients.values()], most=_FITS)
+            found |= {at for at, error in zip(gradients, errors, strict=True) if error <= _FITS}
+    return sorted(found)
