@@ -104,6 +104,24 @@ def statistics_agree(ref: Mapping[str, Json], cand: Mapping[str, Json], limit: f
     return change <= limit
 
 
+def statistics_are_multiples(ref: Mapping[str, Json], cand: Mapping[str, Json], factor: float, limit: float) -> bool:
+    """Returns whether the statistics of a tensor show that its elements are those of another one times a factor.
+
+    Args:
+        ref: The reference's statistics by column name.
+        cand: The candidate's statistics.
+        factor: The factor.
+        limit: The largest relative change beside it.
+    """
+    if any(name not in ref for name in _ELEMENTS) or any(ref.get(name, 0) for name in _KINDS):
+        return False
+    scaled = {name: as_float(ref[name]) * factor for name in _ELEMENTS} | {"rms": as_float(ref.get("rms", 0)) * factor}
+    if factor < 0:
+        scaled |= {name: -scaled[name] for name in ("l1", "l2", "std", "rms")}
+        scaled |= {"min": scaled["max"], "max": scaled["min"]}
+    return statistics_agree(scaled, cand, limit)
+
+
 def _relative_change(name: str, unit: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> float:
     if name not in ref or name not in cand or unit not in ref or unit not in cand:
         return 0.0

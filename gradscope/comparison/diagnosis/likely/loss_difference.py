@@ -24,6 +24,7 @@ from gradscope.comparison.judging.compare_options import LOSS, CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipe_steps import Concatenate
+from gradscope.comparison.metrics.bounds import statistics_are_multiples
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -54,6 +55,7 @@ class LossDifference:
         factor: How many times the reference's both the loss and all gradients are, while what the loss is computed
             from agrees; None where that is not so.
         reduction: What such a factor is, in words, where the shapes of the batch have it; else "".
+        by_statistics: Whether statistics alone show it of a gradient.
         in_rows: Whether a row has both losses, as the first value that differs.
         at_loss: Whether all values that the loss may be computed from agree, so that it is the first that differs.
         alone: The rows without a counterpart from which only the loss is computed; empty where others differ, too.
@@ -64,6 +66,7 @@ class LossDifference:
     cand: float
     factor: float | None = None
     reduction: str = ""
+    by_statistics: bool = False
     in_rows: bool = False
     at_loss: bool = False
     alone: tuple[ComparisonRow, ...] = ()
@@ -97,6 +100,7 @@ class LossDifference:
             return f"the losses are {self.values}"
         of = f", as {self.reduction}" if self.reduction else ""
         multiple = f"it is {self.factor:.4g} times the reference's ({self.values}), and so is every gradient"
+        of = f", as far as statistics tell{of}" if self.by_statistics else of
         return f"the loss is reduced otherwise: {multiple}{of}"
 
     def to_json(self) -> dict[str, Json]:
@@ -141,24 +145,71 @@ def loss_difference(
     of_loss = forward is not None and _is_loss(dumps, forward)
     ratio = cand / ref if ref else 0.0
     factor = ratio if ratio and math.isfinite(ratio) else 1.0  # no loss is a multiple of another that is zero
-    if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
+    multiples = _Multiples(dumps, matches, factor, limit)
+    if (forward is not None and not of_loss) or not multiples.are_all(rows):
         at_loss = forward is None and any(row.family == ACTIVATION and row.compared for row in rows)
         alone = tuple(alone_before_loss(rows, *programs)) if at_loss else ()
         parts = next(_parts_counted(dumps, matches), ()) if at_loss else ()
         return LossDifference(ref=ref, cand=cand, in_rows=of_loss, at_loss=at_loss, alone=alone, parts=parts)
     words = next(_reductions(dumps, matches, factor, limit), "")
-    return LossDifference(ref=ref, cand=cand, factor=factor, reduction=words, in_rows=of_loss)
+    return LossDifference(
+        ref=ref, cand=cand, factor=factor, reduction=words, in_rows=of_loss, by_statistics=multiples.by_statistics
+    )
 
 
 def _is_loss(dumps: Dumps, row: ComparisonRow) -> bool:
     return row.family == ACTIVATION and row.status != "extra" and is_loss(dumps.ref, key_of(ACTIVATION, row.name))
 
 
-def _all_multiples(dumps: Dumps, rows: Sequence[ComparisonRow], factor: float, limit: float) -> bool:
-    """Returns whether every gradient is the same multiple of the reference's, and there are any."""
-    gradients = [row for row in rows if row.compared and is_gradient(row.family)]
-    own = [row for row in gradients if not _is_nothing(dumps, row)]
-    return bool(own) and abs(factor - 1) > _LEAST_FACTOR and all(_is_multiple(row, factor, limit) for row in own)
+class _Multiples:
+    """`_Multiples` finds whether gradients are one multiple of the reference's.
+
+    Args:
+        dumps: The dumps.
+        matches: The pairs.
+        factor: How many times the reference's they are.
+        limit: The largest relative error of losses.
+
+    Attributes:
+        by_statistics: Whether statistics alone have shown it of one.
+    """
+
+    def __init__(self, dumps: Dumps, matches: Sequence[Match], factor: float, limit: float) -> None:
+        self._dumps, self._factor, self._limit = dumps, factor, limit
+        self.by_statistics = False
+        self._counterparts = {
+            each.ref: each.cand for each in matches if each.recipe.only_moves and not each.recipe.part
+        }
+
+    def are_all(self, rows: Sequence[ComparisonRow]) -> bool:
+        """Returns whether every gradient is such a multiple, and there are any."""
+        gradients = [row for row in rows if row.compared and is_gradient(row.family)]
+        own = [row for row in gradients if not _is_nothing(self._dumps, row)]
+        return bool(own) and abs(self._factor - 1) > _LEAST_FACTOR and all(map(self._is_one, own))
+
+    def _is_one(self, row: ComparisonRow) -> bool:
+        apart, ratio = row.metrics.get("1-cos"), row.metrics.get("norm_ratio")
+        # Within the tolerance of a coarse type, what is hardly another gradient is a multiple by many factors near one.
+        tolerance = min(max(self._limit, row.tolerance or 0.0), _NEAREST * abs(self._factor - 1))
+        if row.metrics.get("nonfinite_mismatch"):
+            return False
+        if apart is None or ratio is None:
+            return self._is_one_by_statistics(key_of(row.family, row.name), tolerance)
+        apart, ratio = as_float(apart), as_float(ratio)
+        apart, ratio = (2 - apart, -ratio) if apart > 1 else (apart, ratio)
+        return apart <= tolerance**2 and abs(ratio / self._factor - 1) <= tolerance
+
+    def _is_one_by_statistics(self, key: str, tolerance: float) -> bool:
+        """Returns the same of a gradient of which one dump has no elements."""
+        if (counterpart := self._counterparts.get(key)) is None:
+            return False
+        ref, cand = (
+            source.entry(source.resolve(each))
+            for source, each in ((self._dumps.ref, key), (self._dumps.cand, counterpart))
+        )
+        self.by_statistics = True
+        same_size = math.prod(ref.shape) == math.prod(cand.shape)
+        return same_size and statistics_are_multiples(ref.stats, cand.stats, self._factor, tolerance)
 
 
 def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
@@ -173,17 +224,6 @@ def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
     if entry.absent is not None or entry.stats.get("rms") == 0 or rounding:
         return True
     return is_loss(dumps.ref, key_of(ACTIVATION, row.name))
-
-
-def _is_multiple(row: ComparisonRow, factor: float, limit: float) -> bool:
-    apart, ratio = row.metrics.get("1-cos"), row.metrics.get("norm_ratio")
-    # Within the tolerance of a coarse type, what is hardly another gradient is a multiple by many factors near one.
-    tolerance = min(max(limit, row.tolerance or 0.0), _NEAREST * abs(factor - 1))
-    if apart is None or ratio is None or row.metrics.get("nonfinite_mismatch"):
-        return False
-    apart, ratio = as_float(apart), as_float(ratio)
-    apart, ratio = (2 - apart, -ratio) if apart > 1 else (apart, ratio)
-    return apart <= tolerance**2 and abs(ratio / factor - 1) <= tolerance
 
 
 def _parts_counted(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[float, ...]]:

@@ -19,7 +19,9 @@ INPUTS = _draw(size=(5, 4)).astype(np.float32)
 
 
 @cache
-def _program(*names: str, reduce: Any = jnp.mean, slope: float = 1.0, scope: str = "") -> Dump:
+def _program(
+    *names: str, reduce: Any = jnp.mean, slope: float = 1.0, scope: str = "", stats_only: bool = False
+) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
         for name in names:
@@ -31,7 +33,7 @@ def _program(*names: str, reduce: Any = jnp.mean, slope: float = 1.0, scope: str
             return reduce(jnp.square(x).sum(-1))
 
     own = {name: {"w": w} for name, w in zip(names, KERNELS, strict=True)}
-    return gs.capture(loss, own, {"x": INPUTS}, origins=False)
+    return gs.capture(loss, own, {"x": INPUTS}, origins=False, stats_only=stats_only)
 
 
 REFERENCE = ("first", "second")
@@ -195,3 +197,23 @@ def test_a_loss_that_differs_comes_before_auxiliary_outputs() -> None:
     assert found.startswith("Forward first differs at the loss ("), found
     assert "1 auxiliary output differs" in found
     assert gs.compare(captured(), captured(divisor=7.0)).sentence.startswith("Forward first differs at `var` (")
+
+
+def test_statistics_show_another_reduction() -> None:
+    reference = _program(*REFERENCE, stats_only=True)
+    found = gs.compare(reference, _program(*REFERENCE, reduce=jnp.sum))
+    assert "and so is every gradient, as far as statistics tell, as a sum over 5 examples is of their mean" in str(
+        found
+    )
+    back = gs.compare(_program(*REFERENCE, reduce=lambda x: -x.sum()), reference)
+    assert "it is -0.2 times the reference's (" in str(back)
+    assert "as far as statistics tell" in str(back)
+
+
+def test_statistics_show_that_only_some_gradients_are_a_multiple() -> None:
+    def in_part(x: Any) -> Any:
+        return 5 * x[0] + jax.lax.stop_gradient(x.sum() - 5 * x[0])
+
+    found = gs.compare(_program(*REFERENCE, stats_only=True), _program(*REFERENCE, reduce=in_part))
+    assert found.verdict == "different"
+    assert "reduced otherwise" not in str(found)
