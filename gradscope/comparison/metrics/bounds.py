@@ -12,10 +12,11 @@ A bound over the tolerance proves a difference. A bound below it proves nothing,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
@@ -29,6 +30,9 @@ _UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l
 #: The statistics of integers and booleans, which have no norms.
 _EXACT: Final = ("min", "max", "zeros")
 
+
+#: How many elements tell a tensor apart from others.
+_SEVERAL: Final = 2
 
 #: What shows which elements a tensor has.
 _ELEMENTS: Final = ("l1", "l2", "mean", "std", "min", "max")
@@ -57,6 +61,14 @@ def hashes_agree(ref: Entry, cand: Entry) -> bool | None:
     if one is None or other is None:
         return None
     return one == other and ref.dtype == cand.dtype
+
+
+def value_of(entry: Entry) -> Hashable:
+    """Returns what tells the values of a floating-point tensor apart; None of one element, or without a hash."""
+    known = entry.stats.get("hash")
+    if known is None or dtype_class(entry.dtype) != "float" or math.prod(entry.shape) < _SEVERAL:
+        return None
+    return known, entry.dtype, entry.shape
 
 
 def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | None:

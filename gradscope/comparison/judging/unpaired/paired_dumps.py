@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
 
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.metrics.bounds import value_of
 from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, names_of_operations, returned_counts
 from gradscope.comparison.pairing.normal_forms import NamesWithin
@@ -120,6 +121,12 @@ class PairedDump:
         """Whether the program has inputs that are compared with none of the other program."""
         entries = (key_of(entry.family, entry.name) for entry in self.source.manifest.entries if entry.family == INPUT)
         return any(self.source.resolve(key) not in self.compared for key in entries)
+
+    @cached_property
+    def compared_values(self) -> Mapping[Hashable, str]:
+        """The names of the activations that are compared, by what tells their values apart (`value_of`)."""
+        owners = (self.source.entry(key) for key in self.compared if split_key(key)[0] == ACTIVATION)
+        return {value: entry.name for entry in owners if (value := value_of(entry)) is not None}
 
     @cached_property
     def values_of_state(self) -> frozenset[str]:

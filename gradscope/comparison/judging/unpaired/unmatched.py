@@ -27,6 +27,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
 from gradscope.comparison.judging.unpaired.unmatched_originals import why_of_parametrization
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
+from gradscope.comparison.metrics.bounds import value_of
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
 from gradscope.comparison.pairing.values.debiased_averages import updated_alike
@@ -85,7 +86,7 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
         return f"only listed, without a tensor ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
-    if reason := _why_of_own(key, owner, own, other):
+    if reason := _why_of_own(key, owner, own, other) or _why_of_result(owner, own, lost=lost):
         return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
@@ -191,6 +192,20 @@ def _why_of_output(key: str, owner: str, own: PairedDump, other: PairedDump) -> 
         return f"the same tensor as {owner}, which is compared"
     between = own.lies_between(own.source.resolve(value)) and own.lies_between(owner)
     return "a step between tensors that agree" if between else ""
+
+
+def _why_of_result(owner: str, own: PairedDump, *, lost: bool) -> str:
+    """Returns why what a program returns beside its loss needs no counterpart; "" where it does.
+
+    The dump of a module has what that returns, which a loss function need not return: its values are those of the last
+    layer, and are compared there. One that the candidate of the same program lacks was lost.
+    """
+    entry = own.source.entry(owner)
+    is_of_module = "loss" in own.source.manifest.provenance  # chosen for a module, which has none of its own
+    if entry.family != AUX or (lost and not (own.facts.ported or is_of_module)):
+        return ""
+    values = own.compared_values.get(value_of(entry), "")
+    return f"the values of {values}, which is compared" if values else ""
 
 
 def _is_input_in_another_form(owner: str, own: PairedDump, other: PairedDump) -> bool:
