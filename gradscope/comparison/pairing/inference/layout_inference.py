@@ -211,8 +211,8 @@ class _RelatedPairs:
                 (self._gradients if is_gradient(_family(match)) else self._values)[_subject(match)] = agreeing[0]
                 if (axes := pure_axes(agreeing[0])) is not None:
                     groups[_group(dumps, match)][axes] += 1
-            else:
-                undecided[_group(dumps, match)].update(filter(None, map(pure_axes, agreeing)))
+            elif votes := [*filter(None, map(pure_axes, agreeing))]:
+                undecided[_group(dumps, match)].update(votes)
         known = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
         self._usual = {group: likeliest_axes(each) for group, each in undecided.items() if group not in groups} | known
         self._votes = {rank: axes.most_common() for (family, rank), axes in groups.items() if family == ACTIVATION}

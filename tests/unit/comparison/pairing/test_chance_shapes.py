@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -139,3 +140,29 @@ def test_a_convolution_along_time_is_compared_in_the_layout_of_the_others_not_in
     assert first.name == "c2.dense"
     assert "rel_l2" in first.metrics
     assert "pads the beginnings of the axes [2] by [2], and the reference by [1]" in found.sentence
+
+
+def test_kernels_show_the_order_of_axes_where_nothing_that_is_computed_agrees() -> None:
+    """The first convolution is padded otherwise, and both programs take the image with its channels last."""
+    draw = np.random.default_rng(7).normal
+    kernel, head = draw(size=(3, 3, 3, 8)).astype(np.float32) / 5, draw(size=(8, 2)).astype(np.float32)
+    image = draw(size=(4, 12, 12, 3)).astype(np.float32)
+
+    def loss(weights: Any, batch: Any, *, channels_first: bool) -> Any:
+        order = ("NCHW", "OIHW", "NCHW") if channels_first else ("NHWC", "HWIO", "NHWC")
+        x = batch["x"].transpose(0, 3, 1, 2) if channels_first else batch["x"]
+        padding = [(1, 1)] * 2 if channels_first else "SAME"
+        with jax.named_scope("conv"):
+            x = lax.conv_general_dilated(x, weights["conv"]["kernel"], (2, 2), padding, dimension_numbers=order)
+        with jax.named_scope("head"):
+            x = jnp.tanh(x).mean((2, 3) if channels_first else (1, 2)) @ weights["head"]["kernel"]
+        return jnp.square(x).mean()
+
+    def captured(kernel: Any, *, channels_first: bool) -> gs.Dump:
+        weights = {"conv": {"kernel": kernel}, "head": {"kernel": head}}
+        return gs.capture(partial(loss, channels_first=channels_first), weights, {"x": image}, origins=False)
+
+    port = captured(np.ascontiguousarray(kernel.transpose(3, 2, 0, 1)), channels_first=True)
+    found = gs.compare(captured(kernel, channels_first=False), port)
+    assert found.sentence.startswith("Forward first differs at `conv` (rel_l2 "), found.sentence
+    assert "it pads the beginnings of the axes [1, 2] by [1, 1], and the reference by [0, 0]" in found.sentence
