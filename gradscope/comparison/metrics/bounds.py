@@ -31,9 +31,6 @@ _UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l
 _EXACT: Final = ("min", "max", "zeros")
 
 
-#: How many elements tell a tensor apart from others.
-_SEVERAL: Final = 2
-
 #: What shows which elements a tensor has.
 _ELEMENTS: Final = ("l1", "l2", "mean", "std", "min", "max")
 
@@ -64,9 +61,9 @@ def hashes_agree(ref: Entry, cand: Entry) -> bool | None:
 
 
 def value_of(entry: Entry) -> Hashable:
-    """Returns what tells the values of a floating-point tensor apart; None of one element, or without a hash."""
-    known = entry.stats.get("hash")
-    if known is None or dtype_class(entry.dtype) != "float" or math.prod(entry.shape) < _SEVERAL:
+    """Returns what tells the values of a floating-point tensor apart; None of a constant, or without a hash."""
+    known, is_constant = entry.stats.get("hash"), entry.stats.get("min") == entry.stats.get("max")
+    if known is None or is_constant or dtype_class(entry.dtype) != "float":
         return None
     return known, entry.dtype, entry.shape
 

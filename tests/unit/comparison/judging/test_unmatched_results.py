@@ -20,14 +20,16 @@ OWN, PORTED = ("first", "second"), ("Dense_0", "Dense_1")
 
 @cache
 def captured(names: Sequence[str], returned: str = "") -> gs.Dump:
-    """Returns the dump of a network, whose loss function may return its output, that doubled, or its mean."""
+    """Returns the dump of a network, whose loss function may return its output, that doubled, its mean, or zeros."""
 
     def loss(weights: Any, x: Any) -> Any:
         for name in names:
             with jax.named_scope(name):
                 x = jnp.tanh(x @ weights[name])
-        value = jnp.square(x).mean()
-        results = {"output": x, "doubled": 2 * x, "mean": x.mean()}
+        with jax.named_scope("dead"):
+            dead = jax.nn.relu(x - 9)
+        value = jnp.square(x + dead).mean()
+        results = {"output": x, "doubled": 2 * x, "mean": x.mean(), "zeros": jnp.zeros_like(x)}
         return (value, {"output": results[returned]}) if returned else value
 
     weights = {name: drawn(seed, 4, 4) for seed, name in enumerate(names)}
@@ -50,7 +52,7 @@ def test_one_that_the_same_program_no_longer_returns_was_lost() -> None:
     assert gs.compare(captured(OWN, "output"), captured(OWN)).verdict == "different"
 
 
-@pytest.mark.parametrize("returned", ["doubled", "mean"])
+@pytest.mark.parametrize("returned", ["doubled", "mean", "zeros"])
 def test_what_no_layer_returns_counts(returned: str) -> None:
     for ref, cand in ((captured(OWN), captured(PORTED, returned)), (captured(OWN, returned), captured(PORTED))):
         assert gs.compare(ref, cand).verdict == "different"
