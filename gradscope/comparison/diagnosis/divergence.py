@@ -91,10 +91,10 @@ class Blame:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
-        of_makers: Keys of the gradients of the parameters that they use outside of the layers inside them, and that the
-            code before them does: what is wrong there may make these wrong, too.
         right: Those of them that are shown to return what the reference's return.
         code_before: Those of them before which there is code without an entry that may have computed it.
+        of_makers: Keys of the gradients of the parameters that they use themselves, and that the code before them
+            uses: what is wrong there may make these wrong, too.
         by_loss: Whether the loss reads the value, too, and may have computed it.
         part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
@@ -117,9 +117,9 @@ class Blame:
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
-    of_makers: frozenset[str] = frozenset()
     right: frozenset[str] = frozenset()
     code_before: tuple[str, ...] = ()
+    of_makers: frozenset[str] = frozenset()
     by_loss: bool = False
     part: str = ""
     origin: ComparisonRow | None = None
@@ -197,7 +197,7 @@ def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Progra
 
 
 def _used_by(makers: Collection[str], layers: Sequence[Layer]) -> frozenset[str]:
-    """Returns the keys of the gradients of the parameters that layers use outside of others, and the code before."""
+    """Returns the keys of the gradients of the parameters that layers use themselves, or the code before them uses."""
     inside = {(layer.parent, name) for layer in layers if layer.parent in makers for name in layer.params}
     some = [layer for layer in layers if layer.path in makers]
     own = {name for layer in some for name in layer.params if (layer.path, name) not in inside}

@@ -230,13 +230,15 @@ def _not_finite(watched: str | None, value: float, numbers: Mapping[str, float])
     squares = watched in ("grad_norm", "update_norm") and value == math.inf
     why = ", as an element is, or the sum of their squares is beyond float32" if squares else ""
     norm = numbers.get("grad_norm", math.nan)
-    if watched == "update_norm" and value == math.inf and _OVERFLOWING <= norm < math.inf:
-        why += f"; the gradients are finite, with a norm of {brief(norm)}, of which the optimizer makes more than that"
-    elif watched == "update_norm" and math.isfinite(norm):
-        why += (
-            "; the gradients are finite, so that the optimizer made it, as where it divides by a moment of zero and an "
-            "epsilon that its dtype rounds to zero, such as 1e-8 in float16"
-        )
+    if watched == "update_norm" and math.isfinite(norm):
+        why += "; the gradients are finite, so that the optimizer made it, as "
+        if value == math.inf and norm >= _OVERFLOWING:
+            why += f"a learning rate makes it of gradients as large as these, with a norm of {brief(norm)}"
+        else:
+            why += (
+                "where it divides by a moment of zero and an epsilon that its dtype rounds to zero, such as 1e-8 in "
+                "float16"
+            )
     return f"the {_shown(watched)} is {value}{why}"
 
 

@@ -1,4 +1,4 @@
-"""`calls_in_turn` finds which call of a layer in one program is which in the other, where a loop names them otherwise.
+"""`calls_in_turn` finds which call of a layer in one program is which in the other, where names do not tell.
 
 A layer that is called in a scan, and once before or behind it, has the calls `norm[0]`, `norm[1]` and `norm`; the same
 loop written out has `norm`, `norm#2` and `norm#3`. One called twice in an iteration is `norm[0]#2` there, and `norm#4`.
@@ -24,13 +24,13 @@ from gradscope.naming.paths import loops_around, without_iterations, without_occ
 #: One name of each call, the same in both programs, by its own name.
 Calls: TypeAlias = Mapping[str, str]
 
-#: How much counts what two calls have in common: that a gradient arrives at both or at none, the values, the gradients.
+#: What counts for two calls being the same: that a gradient arrives at both or at none, equal values, equal gradients.
 _ARRIVES, _VALUES, _GRADIENTS = 4, 2, 1
 
 #: The relative change up to which the statistics of two values show the same one.
 _AGREE: Final = 1e-4
 
-#: Less than any sum, of rows that have no place left.
+#: A sum that is less than any other: that of rows for which no place is left.
 _IMPOSSIBLE: Final = -(10**9)
 
 #: How many pairs of calls of one layer are looked at: a layer that has more is called in a loop that is written out.
@@ -56,7 +56,7 @@ class _Call(NamedTuple):
 
 
 def calls_in_turn(dumps: Dumps) -> tuple[Calls, Calls]:
-    """Returns the names of the calls of layers that both programs call as often, and name otherwise.
+    """Returns the names of the calls of layers that both programs call, but name otherwise, or not as often.
 
     Args:
         dumps: The dumps, whose values are in the order of their computation.

@@ -193,6 +193,8 @@ def without_exchanged_calls(dumps: Dumps, matches: Sequence[Match]) -> list[Matc
         if family == ACTIVATION and match.recipe.plain:
             calls[without_occurrence(name)].append(match)
     several = [each for each in calls.values() if len(each) > 1]
+    if not several:  # most programs call no layer again
+        return [*matches]
     equality = Equality(dumps)
     found = {key for each in several for key in _misnamed(dumps, each, equality)}
     gradients = [match for match in matches if split_key(match.ref)[0] == PARAM_GRAD] if found else []
