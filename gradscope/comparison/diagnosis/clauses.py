@@ -12,7 +12,7 @@ from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import OF_PYTORCH, UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
-from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
+from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM, UNTRAINED
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS, UNRETURNED
 from gradscope.comparison.layout.recipe_steps import FLIP, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
@@ -48,6 +48,7 @@ _KEPT: Final = (
     (STATISTICS, "updates", "running statistic", "have"),
     (UNRETURNED, "updates", "running statistic", "return"),
     (CONSTANTS, "keeps", "state tensor", "have"),
+    (UNTRAINED, "has", "untrained parameter", "have"),
     (HIDDEN, "adds", "parameter without effect", "have"),
     (OTHER_FORM, "reads", "input", "have"),
 )

@@ -30,7 +30,7 @@ _WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
 _SIZES = {**_WIDTHS, "vocab_size": 60, "max_position_embeddings": 20}
 
 #: Positions for one example or for each, a bias and a factor within a layer or behind it, outputs in another order, a
-#: frozen table, a norm that nothing reads.
+#: frozen table, a norm and a pooler that nothing reads.
 MODELS = {
     "BertForMaskedLM": ("BertConfig", _SIZES, TEXT),
     "GPT2LMHeadModel": (
@@ -48,6 +48,7 @@ MODELS = {
         {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0},
         BOTH,
     ),
+    "BigBirdForMaskedLM": ("BigBirdConfig", {**_SIZES, "attention_type": "original_full"}, TEXT),
     "CLIPVisionModel": ("CLIPVisionConfig", {**_WIDTHS, "image_size": 32, "patch_size": 8}, IMAGE),
 }  # fmt: skip
 

@@ -11,8 +11,9 @@ Nor do inputs of a port where both programs have such in a form of their own, as
 or one of PyTorch that the port makes by itself, as a causal mask: of equal values, it may be ignored by mistake.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
-other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
-one that `numpy.savez` wrote, needs the first two no more than that: it has no loss, so the gradients speak for it.
+other program keeps none of (`unmatched_state`), nor a second name of a parameter, nor a parameter that no gradient
+reaches. A file without a manifest, such as one that `numpy.savez` wrote, needs the first two no more than that: it has
+no loss, so the gradients speak for it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ from gradscope.naming.paths import loops_around
 
 #: Why inputs do not count that each of two programs has in a form of its own.
 OTHER_FORM: Final = "both programs have inputs in a form of their own, and all that is computed from them agrees"
+
+#: Why parameters do not count that one of two programs has and no gradient reaches.
+UNTRAINED: Final = "no gradient arrives at it in the program that has it, and all else agrees"
 
 
 def unmatched(
@@ -165,7 +169,8 @@ def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:
 def _why_of_own(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why what a program is given, or keeps, in its own way needs no counterpart; "" where it does."""
     why = why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other)
-    why = why or why_of_parametrization(owner, own) or _why_of_output(key, owner, own, other)
+    why = why or why_of_parametrization(owner, own) or _why_of_untrained(owner, own)
+    why = why or _why_of_output(key, owner, own, other)
     return why or (OTHER_FORM if _is_input_in_another_form(owner, own, other) else "")
 
 
@@ -178,6 +183,17 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
     if not shared or not own.facts.ported or key in other.known:
         return ""
     return f"the same tensor as {owner}, which is compared"
+
+
+def _why_of_untrained(owner: str, own: PairedDump) -> str:
+    """Returns why a parameter that no gradient reaches needs no counterpart in a port; "" where it does, or is none.
+
+    A library may have a layer that the loss does not read, as the pooler of an encoder, and a port leave it out.
+    """
+    (family, name), facts = split_key(owner), own.facts
+    if family != PARAM or own.why_absent(key_of(PARAM_GRAD, name)) != "disconnected":
+        return ""
+    return UNTRAINED if facts.ported and facts.all_agree and facts.losses_agree and facts.gradients_agree else ""
 
 
 def _why_of_output(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:

@@ -104,6 +104,8 @@ def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: st
     work = Work()
     shape, has_kernel = values[0].shape, any(own.ndim > 1 for own, _ in params)
     inputs = {size for own, _ in params if own.ndim == 2 for size in own.shape}
+    if has_kernel and _is_layer_of(argument[0], values[0], [own for own, _ in params], work):
+        return ""  # the reference's layer reads the argument as it is
     one, other = (
         next((each for each in _read(argument[at], shape, name, inputs, functions_too=has_kernel)
               if _is_layer_of(each[1], values[at], known, work)), None)
