@@ -38,7 +38,7 @@ from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads 
 from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import replaced_read
-from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
+from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import functions_read, unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_parameters import flipped_kernels, turned_parameters
@@ -81,7 +81,8 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
             return replace(blame, unrecorded=words)
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
         found = left_out_among(dumps, pairing, found)
-        words = "" if found.suspects or found.unknown else unrecorded_read(dumps, pairing, key)
+        words = "" if found.suspects else (functions_read if found.unknown else unrecorded_read)(dumps, pairing, key)
+        found = Found([], []) if words else found
     cells = _Cells(dumps)
     return replace(
         blame,

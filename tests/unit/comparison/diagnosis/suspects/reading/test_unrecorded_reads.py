@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -231,8 +232,10 @@ def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() ->
 
 
 @cache
-def _gated(function: Any, gate: Any = lambda x: x, *, names: tuple[str, str, str], swapped: bool = False) -> Dump:
-    """A layer that reads a function of one value, times another, or a function of that."""
+def _gated(
+    function: Any, gate: Any = lambda x: x, *, names: tuple[str, str, str], swapped: bool = False, scope: str = ""
+) -> Dump:
+    """A layer that reads a function of one value, which may have a scope, times another, or a function of that."""
 
     def loss(weights: Any, batch: Any) -> Any:
         (x,) = batch.values()
@@ -241,7 +244,9 @@ def _gated(function: Any, gate: Any = lambda x: x, *, names: tuple[str, str, str
             with jax.named_scope(name):
                 made.append(x @ weights[name])
         one, other = made[:: -1 if swapped else 1]
-        x = function(one) * gate(other)
+        with jax.named_scope(scope) if scope else nullcontext():
+            one = function(one)
+        x = one * gate(other)
         with jax.named_scope(names[2]):
             x = x @ weights[names[2]]
         return jnp.square(x).mean()
@@ -257,6 +262,18 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     found = gs.compare(reference, _gated(function, names=names))
     assert f", which reads the silu of `gate` times `up`, and in the candidate the {words}." in found.sentence
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
+
+
+@pytest.mark.parametrize("of_ref", [True, False])
+def test_so_it_is_where_one_program_has_an_entry_for_its_value(of_ref: bool) -> None:
+    """The step itself is right: of the values before it the layer behind it reads another function."""
+    scopes = ("act_fn", "") if of_ref else ("", "act_fn")
+    names = ("gate", "up", "down"), ("w1", "w3", "w2")
+    reference = _gated(jax.nn.silu, names=names[0], scope=scopes[0])
+    found = gs.compare(reference, _gated(jnp.tanh, names=names[1], scope=scopes[1]))
+    assert found.sentence.startswith("Forward first differs at `down` "), found.sentence
+    assert ", which reads the silu of `gate` times `up`, and in the candidate the tanh." in found.sentence
+    assert gs.compare(reference, _gated(jax.nn.silu, names=names[1], scope=scopes[1])).verdict == "same"
 
 
 @pytest.mark.parametrize("names", [("f", "g", "mix"), ("w1", "w3", "w2")])
