@@ -131,6 +131,36 @@ def test_a_bias_and_a_factor_may_be_within_a_layer_or_behind_it(inside: bool, ou
     assert why["embed"] == "one program multiplies by 3.0 within the layer, and the other outside of it"
 
 
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_small_bias_is_found_behind_a_layer_whose_values_are_rounded(seed: int) -> None:
+    """Values that are many times as large as the bias have a rounding of a few hundredths of it in bfloat16."""
+    random = np.random.default_rng(seed)
+    sizes = {"body": (16, 32), "head": (32, 20), "bias": (20,)}
+    weights = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"body": weights["body"] / 4, "bias": weights["bias"] / 5}
+    batch = random.normal(size=(4, 3, 16)).astype(np.float32)
+
+    def captured(dtype: Any, factor: float, *, inside: bool) -> Dump:
+        def loss(params: Any, x: Any) -> Any:
+            params, x = jax.tree.map(lambda each: each.astype(dtype), (params, x))
+            bias = (jnp.asarray(factor, dtype) * params["bias"])[None, None]
+            with jax.named_scope("body"):
+                x = jnp.tanh(x @ params["body"])
+            with jax.named_scope("head"):
+                x = x @ params["head"] + (bias if inside else jnp.zeros_like(bias))
+            x = (x if inside else x + bias).astype(jnp.float32)
+            return jnp.sin(x).sum() + jnp.square(x).mean()
+
+        return gs.capture(loss, weights, batch, origins=False)
+
+    reference = captured(jnp.float32, 1.0, inside=True)
+    found = gs.compare(reference, captured(jnp.bfloat16, 1.0, inside=False))
+    assert found.verdict == "same", found.sentence
+    for factor in (0.0, -1.0, 1.5):
+        found = gs.compare(reference, captured(jnp.bfloat16, factor, inside=False))
+        assert found.sentence.startswith("Forward first differs at `head` "), found.sentence
+
+
 def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
     one = _with_head(bias_inside=True, factor_inside=True)
     for changed in ({"bias": 0.5}, {"bias": 0.0}):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import AUX, PARAM, PARAM_GRAD, STATE, key_of, split_key
+
+#: The largest share of a bias that rounding of the values leaves which have it.
+_ROUNDED: Final = 0.1
 
 
 def bias_between(dumps: Dumps, match: Match, biases: Iterable[Match], tolerance: float) -> Match | None:
@@ -58,7 +62,7 @@ def hidden_bias(dumps: Dumps, match: Match, alone: Iterable[str], tolerance: flo
                 value = FloatTensors(source).tensor(bias)
                 if value is None or value.shape != shift.array.shape or _is_in_state(dumps, len(value)):
                     continue
-                if is_close(sign * shift.array, value, tolerance):
+                if shift.is_of(sign * value, tolerance):
                     return bias
     return None
 
@@ -71,11 +75,22 @@ class _Shift:
         array: What the reference's value has more.
         arriving: The sums of the gradients that arrive at both values.
         is_hidden: Whether what reads the values takes no notice of a bias, although gradients arrive.
+        rounding: The largest error that it has from the rounding of the values.
     """
 
     array: Array
     arriving: Sequence[Array]
     is_hidden: bool
+    rounding: float
+
+    def is_of(self, bias: Array, tolerance: float) -> bool:
+        """Returns whether it is that of a bias.
+
+        Rounding of values in bfloat16 is relative to the values, which may be many times as large as the bias.
+        """
+        size = float(np.linalg.norm(bias))
+        limit = max(tolerance * size, min(self.rounding, _ROUNDED * size))
+        return bool(np.linalg.norm(self.array - bias) <= limit > 0)
 
 
 def _shifts(dumps: Dumps, match: Match, tolerance: float) -> Iterator[_Shift]:
@@ -90,7 +105,8 @@ def _shifts(dumps: Dumps, match: Match, tolerance: float) -> Iterator[_Shift]:
         shift, noticed = (one - other).mean(others), {is_noticed(dumps, match, each, others) for each in gradients}
         if size > 1 and len(noticed) == 1 and is_close(other + np.expand_dims(shift, others), one, tolerance):
             arriving = [each.sum(others) for each in gradients]
-            yield _Shift(array=shift, arriving=arriving, is_hidden=not noticed.pop())
+            rounding = tolerance * float(np.linalg.norm(one)) * (size / one.size) ** 0.5
+            yield _Shift(array=shift, arriving=arriving, is_hidden=not noticed.pop(), rounding=rounding)
 
 
 def _is_added(dumps: Dumps, match: Match, bias: Match, shift: _Shift, tolerance: float) -> bool:
@@ -100,11 +116,7 @@ def _is_added(dumps: Dumps, match: Match, bias: Match, shift: _Shift, tolerance:
     the other program has it elsewhere.
     """
     known, slopes = both(dumps, bias), both(dumps, of_gradients(bias))
-    if (
-        known is None
-        or slopes is None
-        or not any(is_close(each, shift.array, tolerance) for each in (known[0], -known[0]))
-    ):
+    if known is None or slopes is None or not any(shift.is_of(each, tolerance) for each in (known[0], -known[0])):
         return False
     if shift.is_hidden:
         inside = bias.ref in _params_of(dumps.ref, match.ref), bias.cand in _params_of(dumps.cand, match.cand)
