@@ -246,7 +246,7 @@ def _matched_rows(
             pair.rounding,
             source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
             made_here=pair.owner in errors and is_made_here(grown, errors[pair.owner], pair.epsilon),
-            kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
+            kinked=kinked_why(share(pair.owner)) if is_default and pair.owner in kinked else "",
             accumulated=is_default and limits[pair.owner] > pair.limit and rel_l2.get(pair.owner, 0.0) > pair.limit,
         )
     statistics, own = RunningStatistics(dumps), [pair.match for pair in pairs]

@@ -111,7 +111,8 @@ class ToleranceRule:
             # The error is about the text after the first `=`, where the expression of a rule is expected.
             Tolerance.parse(spelling[cuts[min(1, len(cuts) - 1)] :])
             raise
-        regex = spelling[: cuts[-1] - 1] if cuts[-1] else ".*"
+        # Spaces around the equals sign belong to neither side: with them a pattern would match no name.
+        regex = spelling[: cuts[-1] - 1].strip() if cuts[-1] else ".*"
         return cls(Pattern.parse(f"re:{regex}", matching_time), tolerance)
 
 

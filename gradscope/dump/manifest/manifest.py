@@ -67,7 +67,7 @@ class Layer:
         primitive: The primitive of a leaf layer that consists of one; None otherwise.
         operation: Whether it is an operation: one equation, named by its primitive and not by a scope.
         params: Names of the parameters that its equations use, in order of use.
-        elementwise: Of those, the ones that signals are multiplied by or added to, element by element alone.
+        elementwise: Of those, the ones that signals are multiplied by, added to or compared with, and not mixed by.
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         sources: Keys of the nearest values and parameters that its outputs are computed from, where not those above.

@@ -103,7 +103,7 @@ def parse_npy_header(prefix: bytes) -> NpyHeader:
 #: What to do about an array of objects, in which a tree of arrays is where `numpy.savez` was given the tree.
 _OBJECTS: Final = (
     "write the arrays in it by name, in Python: import jax, numpy; saved = numpy.load(FILE, allow_pickle=True); "
-    "tree = saved.item() if isinstance(saved, numpy.ndarray) else {name: each.tolist() if each.dtype == object "
+    "tree = saved.tolist() if isinstance(saved, numpy.ndarray) else {name: each.tolist() if each.dtype == object "
     "else each for name, each in saved.items()}; numpy.savez('NEW.npz', "
     "**{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
     "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})"

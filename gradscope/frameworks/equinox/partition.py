@@ -107,10 +107,12 @@ class EquinoxStructure:
 def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
     """Returns the structure and the variables of a module, or of a pair of a module and its state; None for others.
 
-    The state of another module, or of one of which this is a part, is no state of this one.
+    A list or dictionary of modules counts as one where it has to be parted: a module of arrays alone is a pytree that
+    needs no adapter. The state of another module, or of one of which this is a part, is no state of this one.
     """
-    net, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
+    is_pair = isinstance(found, tuple) and len(found) == 2 and _is_state(found[1])
+    net, state = found if is_pair else (found, None)
+    if not (isinstance(net, eqx.Module) or _holds_modules(net)):
         return None
     structure = EquinoxStructure(net=_shapes(net), state=None if state is None else _shapes(state))
     if not structure.has_its_state:
@@ -122,6 +124,16 @@ def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
         STATE: {} if state is None else structure.state_values(state),
     }
     return structure, {name: collection for name, collection in own.items() if collection or name != BUFFERS}
+
+
+def _holds_modules(found: Any) -> bool:
+    """Returns whether modules are all that a list, tuple or dictionary has, and have more than arrays."""
+    if not isinstance(found, list | tuple | dict):
+        return False
+    held = jax.tree_util.tree_leaves(found, is_leaf=lambda each: isinstance(each, eqx.Module))
+    return all(isinstance(each, eqx.Module) for each in held) and not all(
+        map(eqx.is_array_like, jax.tree_util.tree_leaves(found))
+    )
 
 
 def _shapes(tree: Any) -> Any:

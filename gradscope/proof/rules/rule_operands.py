@@ -2,8 +2,9 @@
 
 A single number among the operands may choose what the function and its rule do, as a mode does: the rule is checked at
 each value that integers and truth values have, and at each sign of others. Other operands choose by conditions: the
-rule is checked at the first operands that take a side of one, as far as calls and iterations take it. So a rule without
-either is checked in its first call alone.
+rule is checked at the first operands that take a side of one, as far as calls and iterations take it. An operand that
+is zero throughout hides what the derivative multiplies by it, as the first state of a recurrence does: the rule is
+checked at the first operands where it is not, too. So a rule without any of these is checked in its first call alone.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ class CallsToCheck:
         self._choosing = [at for at in own if _is_number(rule.call.equation.invars[at])]
         self._conditions = RuleConditions(rule.call, equal=equal)
         several = equal or len(rule.calls) > 1 or any(loop.length != 1 for loop in rule.call.frame.loops)
-        self._to_take = self._conditions.all() if several and _size_bytes(rule.calls) <= _MOST_BYTES else frozenset()
+        observable = several and _size_bytes(rule.calls) <= _MOST_BYTES
+        self._to_take = self._conditions.all() if observable else frozenset()
+        self._arrays = [at for at in own if _is_array(rule.call.equation.invars[at])] if observable else []
         may_not_run = any(_is_in_branch(call.frame) for call in rule.calls[:1])
-        self._calls = rule.calls if may_not_run or self._choosing or self._to_take else rule.calls[:1]
+        # The first state of a recurrence is that of its first call, and what the last one reads tells as much as all.
+        ends = [*rule.calls[:1], *rule.calls[1:][-1:]] if self._arrays else rule.calls[:1]
+        self._calls = rule.calls if may_not_run or self._choosing or self._to_take else ends
 
     def variables(self) -> Iterator[FrameVariable]:
         """Yields the operands of the calls that may be checked."""
@@ -83,16 +88,18 @@ class CallsToCheck:
         """
         found: dict[Hashable, _Chosen] = {}
         further: list[_Chosen] = []
-        untaken = self._to_take
+        untaken, zeros = self._to_take, frozenset[int]()
         for call, operands in self._all(neighbourhood):
             taken = self._conditions.taken(operands) if untaken else frozenset()
             key = tuple(_kind(operands[at]) for at in self._choosing)
+            zeros = zeros if found else frozenset(self._arrays)
+            filled = frozenset(at for at in zeros if np.any(operands[at]))
             if key not in found:
                 found[key] = _Chosen(call, operands, key, taken)
-            elif taken & untaken:
+            elif taken & untaken or filled:
                 further.append(_Chosen(call, operands, key, taken))
-            untaken -= taken
-            if not (untaken or self._choosing):
+            untaken, zeros = untaken - taken, zeros - filled
+            if not (untaken or zeros or self._choosing):
                 break
         first = list(found.values())
         kept = first if len(first) <= _MOST_VALUES else [*first[: _MOST_VALUES - 1], first[-1]]
@@ -157,6 +164,10 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tup
 
 def _is_number(atom: Any) -> bool:
     return getattr(atom.aval, "size", 0) == 1 and not is_key(str(atom.aval.dtype))
+
+
+def _is_array(atom: Any) -> bool:
+    return getattr(atom.aval, "size", 0) > 1 and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
 def _as_key(value: Any, atom: Any) -> Any:

@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from gradscope.primitive_groups import ADDITIONS, MATRIX_PRODUCTS, MULTIPLICATIONS
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, made_at, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_literal
 from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.layers.fallback_scopes import OperationScope, Scoping, scoping_of, with_operations
+from gradscope.tracing.layers.parameter_uses import parameter_uses
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.root_names import roots_left_out, scopes_of_root
-
-_ELEMENTWISE: Final = MULTIPLICATIONS | ADDITIONS
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,8 +41,8 @@ class LayerCall:
         equations: Numbers of its equations in the frame.
         params: Names of the parameters it uses, in order of use, with the number of the first equation that does.
         reads: Names of these, and of those that another layer converts for it.
-        elementwise: Of those that a signal is multiplied by or added to element by element, or a product of matrices
-            reads: whether only the former.
+        elementwise: Of those that a signal is multiplied by, added to or compared with, whether nothing mixes a signal
+            by them, as a product of matrices does.
         inputs: Values it uses that are made outside it, parameters excepted, in order of use.
         outputs: Values it makes that are used outside it, in order of making; where there are none, those that nothing
             reads.
@@ -220,7 +218,9 @@ def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding)
     _hand_on(frame, runs, live)
     _hand_on(frame, runs, every, only_without=True)
     _keep_unread(frame, runs, every)
-    _mark_elementwise(frame, runs, finding.origins)
+    for number, name, mixes in parameter_uses(frame, finding.origins):
+        for layer in runs[number]:
+            layer.elementwise[name] = not mixes and layer.elementwise.get(name, True)
 
 
 def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Atom, origins: ParameterOrigins) -> int:
@@ -238,24 +238,6 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
         if value is not None:
             layer.inputs[value] = None
     return shared
-
-
-def _mark_elementwise(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
-    """Records the parameters that signals are multiplied by, or added to, element by element, and not as a matrix."""
-    sums = (equation.invars[0] for equation in frame.jaxpr.eqns if equation.primitive.name == "reduce_sum")
-    summed = {atom for atom in sums if not is_literal(atom)}
-    for number, equation in enumerate(frame.jaxpr.eqns):
-        # A function may have a product inside.
-        is_product = equation.primitive.name in MATRIX_PRODUCTS or number in frame.children
-        # What is summed at once may be a product of matrices.
-        if not is_product and (equation.primitive.name not in _ELEMENTWISE or equation.outvars[0] in summed):
-            continue
-        for atom in equation.invars:
-            # What has no more elements than a parameter is made of parameters.
-            wider = is_product or equation.outvars[0].aval.size > origins.size(frame, atom)
-            for name in origins.names(frame, atom) if wider else ():
-                for layer in runs[number]:
-                    layer.elementwise[name] = not is_product and layer.elementwise.get(name, True)
 
 
 class _Escapes:

@@ -2,7 +2,7 @@
 
 Of batches of different sizes nothing that is computed from them agrees, neither values nor gradients. Of one size, they
 may share some of their examples, or an input may have its rows in another order than the inputs beside it, as labels
-that a loader shuffles alone.
+that a loader shuffles alone. Under `--x64` JAX draws other random numbers from a key, batches and parameters alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradscope.comparison.diagnosis.clauses import some_of
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.example_orders import examples_of
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import INPUT, split_key
+from gradscope.naming import INPUT, PARAM, split_key
 from gradscope.naming.wording import counted
 
 _ADVICE: Final = "Dump both with one batch: the same `--seed` and `--batch-size`, or `--data`"
@@ -51,7 +51,12 @@ def different_batches(
         DumpError: One of the dumps is damaged.
     """
     inputs = [match for match in matches if split_key(match.ref)[0] == INPUT and len(match.recipe.keys) == 1]
-    return _of_sizes(dumps, inputs) or _torn_apart(dumps, inputs, rows) or _overlapping(dumps, inputs, rows)
+    return (
+        _of_sizes(dumps, inputs)
+        or _torn_apart(dumps, inputs, rows)
+        or _overlapping(dumps, inputs, rows)
+        or _drawn_otherwise(dumps, rows)
+    )
 
 
 def _of_sizes(dumps: Dumps, inputs: Sequence[Match]) -> DifferentBatches | None:
@@ -103,6 +108,21 @@ def _overlapping(dumps: Dumps, inputs: Sequence[Match], rows: Mapping[str, Compa
         return None
     sentence = f"The batches have {both} of {length} examples in common"
     return DifferentBatches(sentence=sentence)
+
+
+def _drawn_otherwise(dumps: Dumps, rows: Mapping[str, ComparisonRow]) -> DifferentBatches | None:
+    """Returns that the values which differ were drawn in float64 in one run alone, from the same seed."""
+    runs = {"reference": dumps.ref.manifest.provenance, "candidate": dumps.cand.manifest.provenance}
+    wide = [name for name, run in runs.items() if run.get("x64") and run.get("seed") is not None]
+    narrow = [name for name, run in runs.items() if run.get("x64") is False and run.get("seed") is not None]
+    if len(wide) != 1 or len(narrow) != 1 or any(runs[wide[0]].get(each) for each in ("checkpoint", "data")):
+        return None
+    if not any(row.family in (INPUT, PARAM) and row.status == "different" for row in rows.values()):
+        return None
+    return DifferentBatches(
+        sentence=f"The {wide[0]} was made with `--x64`, with which JAX draws other random numbers",
+        advice=f"Give it those of the {narrow[0]}, whose dump is a file for `--checkpoint` and for `--data`",
+    )
 
 
 def _length(dumps: Dumps, match: Match) -> int | None:

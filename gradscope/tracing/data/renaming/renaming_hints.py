@@ -79,7 +79,7 @@ def key_map_hint(unmatched: Unmatched) -> str:
         _listed(path for path in lacking if path not in pairs),
     )
     others = "other names" if lines else "names"
-    names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
+    names = f"\nThe file's {others} are {theirs}; the model's are {ours}" if theirs else f"\nIt has nothing for {ours}"
     free = {name: extra[name] for name in extra if name not in taken}
     stacks = unstacking_rules(lacking, free) or stacking_rules(lacking, free)
     rules = f"; for this file, the lines may be\n{stacks}" if stacks and not prefix else ""

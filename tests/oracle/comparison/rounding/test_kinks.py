@@ -82,6 +82,13 @@ def test_right_programs_are_the_same_where_rounding_decides_at_a_kink(activation
     assert all(row.tolerance < 0.05 for row in found.rows if row.tolerance is not None)
 
 
+def test_gradients_that_a_rule_of_the_user_admits_are_the_same_by_that_rule() -> None:
+    found = gs.compare(_dump("relu"), _dump("relu", apart=3e-5), tol=[r"(activation|param|input)_grad/.*=rel_l2 < 0.5"])
+    assert found, found.sentence
+    assert "kink" not in found.sentence
+    assert not any(row.kinked for row in found.rows)
+
+
 @pytest.mark.parametrize("activation", ["relu", "clipped", "pooled"])
 def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -> None:
     found = gs.compare(_dump(activation), _dump(activation, apart=3e-5, scale=1.1))

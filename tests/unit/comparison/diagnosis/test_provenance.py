@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradscope.comparison import compare
 from gradscope.comparison.diagnosis.runs.run_differences import mode_difference, provenance_differences
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import dump_of
 
 
 def test_equal_runs_differ_in_nothing() -> None:
@@ -46,3 +55,28 @@ def test_the_mode_is_told_where_both_state_it_and_pytorch_calls_it_otherwise() -
     assert provenance_differences({"training": True}, {"train": True}) == ()
     for unstated in ({"train": None}, {"seed": 0}):
         assert not mode_difference(provenance_differences({"training": True}, unstated))
+
+
+def _run(drawn: int, **facts: Any) -> MemoryDump:
+    draw = np.random.default_rng(drawn).normal
+    tensors = {"input/x": draw(size=(4, 3)), "param/w": draw(size=(3, 2))}
+    return MemoryDump(replace(dump_of(tensors).manifest, provenance={"seed": 0, **facts}), tensors)
+
+
+@pytest.mark.parametrize(("ref", "cand", "name"), [(True, False, "reference"), (False, True, "candidate")])
+def test_other_draws_under_x64_are_told_with_what_to_do(ref: bool, cand: bool, name: str) -> None:
+    sentence = compare(_run(0, x64=ref), _run(1, x64=cand)).sentence
+    other = {"reference": "candidate", "candidate": "reference"}[name]
+    assert sentence.startswith(f"The {name} was made with `--x64`, with which JAX draws other random numbers. ")
+    assert sentence.endswith(
+        f" Give it those of the {other}, whose dump is a file for `--checkpoint` and for `--data`."
+    )
+
+
+def test_nothing_is_said_of_draws_that_are_no_reason() -> None:
+    for ref, cand in (
+        (_run(0, x64=True), _run(1, x64=True)),
+        (_run(0, x64=True, checkpoint="saved.npz"), _run(1, x64=False)),
+        (_run(0, x64=True, seed=None), _run(1, x64=False)),
+    ):
+        assert "draws" not in compare(ref, cand).sentence

@@ -73,6 +73,7 @@ def test_an_invalid_expression_is_refused_with_the_text_that_was_found(text: str
         ("param/.*=max_abs >= 1", "param/.*", "max_abs >= 1"),
         ("(?=a).*= 1", "(?=a).*", "1"),
         ("a=b=1", "a=b", "1"),
+        ("activation/head = rel_l2 < 1e-2", "activation/head", "rel_l2 < 1e-2"),
     ],
 )
 def test_a_rule_is_cut_where_its_expression_begins(spelling: str, regex: str, tolerance: str) -> None:

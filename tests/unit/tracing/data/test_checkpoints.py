@@ -328,10 +328,16 @@ def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path
         pass
     line = str(refused.value.hint).partition("in Python: ")[2]
     np.save(tmp_path / "tree.npy", np.array({"params": {"layer": {"w": np.ones(2)}}}, object), allow_pickle=True)
-    for name in ("tree.npz", "tree.npy"):
+    pair = np.array([{"layer": {"w": np.ones(2)}}, {"norm": {"mean": np.ones(2)}}], object)
+    np.save(tmp_path / "pair.npy", pair, allow_pickle=True)
+    for name, keys in (
+        ("tree.npz", ["params/layer/w"]),
+        ("tree.npy", ["params/layer/w"]),
+        ("pair.npy", ["0/layer/w", "1/norm/mean"]),
+    ):
         exec(line.replace("FILE", repr(str(tmp_path / name))).replace("NEW", str(tmp_path / "new")), {})
         with open_checkpoint(tmp_path / "new.npz") as tensors:
-            assert [*tensors] == ["params/layer/w"]
+            assert [*tensors] == keys
 
 
 def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def test_the_proposed_lines_rename_each_tensor_of_a_module_to_the_same_module(tm
     assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
 
 
+def test_variables_for_which_the_file_has_nothing_are_said_to_be_such() -> None:
+    model = tensors(TRANSFORMER)
+    state = {"state/average": np.zeros((3, 5), np.float32)}
+    hint = key_map_hint(Unmatched(lacking={**model.lacking, **state}, extra=model.extra))
+    assert hint.endswith("\nIt has nothing for state/average")
+
+
 @pytest.mark.parametrize("moment", ["optim.{}.exp_avg", "optimizer.state.{}.momentum"])
 def test_what_an_optimizer_stores_is_proposed_for_no_variable(moment: str, tmp_path: Path) -> None:
     model = tensors(TRANSFORMER)
