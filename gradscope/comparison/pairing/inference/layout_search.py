@@ -33,7 +33,7 @@ from gradscope.comparison.layout.layouts import (
 )
 from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.metrics.bounds import statistics_agree
-from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
+from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks, shifted_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import (
@@ -112,7 +112,7 @@ class LayoutSearch:
             return found
         if is_kernel:
             found = agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape))
-            found = found or reordered_blocks(one, other)
+            found = found or reordered_blocks(one, other) or shifted_blocks(one, other)
         found = found or reordered_blocks(one, other, shuffled_counts(one, other))
         return found or interleaved(one, other)
 

@@ -169,7 +169,7 @@ class PlaceRating:
     def _is_step_of_other(self, one: str, other: str) -> bool:
         """Returns whether one value is a result of a layer, and the other one of a step of a loop in its place."""
         (own, its), (steps, others) = self._outputs, self._steps
-        return (one in own - its and other in others) or (other in its - own and one in steps)
+        return (one in own - its - steps and other in others) or (other in its - own - others and one in steps)
 
     def _belong_elsewhere(self, ref: str, cand: str) -> bool:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""
