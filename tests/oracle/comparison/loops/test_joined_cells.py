@@ -85,6 +85,32 @@ def _joined(fault: str = "") -> Dump:
     return gs.capture(loss, weights, {"x": READ}, origins=False)
 
 
+@cache
+def _hoisted(fault: str = "") -> Dump:
+    """That of a program which multiplies the inputs of all steps by one kernel before its loop."""
+    weights = {
+        "lstm/kernel": np.concatenate([INPUTS[gate] for gate in "ifgo"], -1),
+        "lstm/recurrent": np.concatenate([STATE_KERNELS[gate] for gate in "ifgo"], -1),
+        "lstm/bias": np.concatenate([BIASES[gate] for gate in "ifgo"]),
+    }
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("lstm"):
+            read = batch["x"] @ weights["lstm/kernel"] + weights["lstm/bias"]
+
+        def cell(read: Any, state: Any, carried: Any) -> Any:
+            i, f, g, o = jnp.split(read + state @ weights["lstm/recurrent"], 4, -1)
+            new = jax.nn.relu(g) if fault == "relu" else jnp.tanh(g)
+            carried = jax.nn.sigmoid(f) * carried + jax.nn.sigmoid(i) * new
+            return jax.nn.sigmoid(o) * jnp.tanh(carried), carried
+
+        made = _run(cell, "lstm", read)
+        with jax.named_scope("out"):
+            return jnp.square(made @ weights["out"]).mean()
+
+    return gs.capture(loss, {**weights, "out": OUT}, {"x": READ}, origins=False)
+
+
 @pytest.fixture(autouse=True)
 def _promoting() -> Any:
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
@@ -142,6 +168,32 @@ def test_faults_of_a_joined_cell_are_told_where_they_are(fault: str, told: str, 
     assert not found, found.sentence
     assert told in found.sentence, found.sentence
     assert never not in found.sentence, found.sentence
+
+
+def test_the_layer_of_a_gate_is_not_taken_for_a_cell_whose_inputs_are_multiplied_before_the_loop() -> None:
+    right, found = gs.compare(_apart(), _hoisted()), gs.compare(_apart(), _hoisted("relu"))
+    assert right, right.sentence
+    assert not found
+    pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation" and row.matched_by}
+    assert not any("/" in name for name in pairs), pairs
+
+
+def test_a_constant_that_one_program_adds_may_be_all_that_a_bias_is() -> None:
+    """Biases that begin with zeros are -1 for the gate to which the program adds 1."""
+
+    def dump(added: float, shift: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("dense"):
+                y = jax.nn.sigmoid(batch["x"] @ weights["w"] + weights["b"] + added)
+            with jax.named_scope("out"):
+                return jnp.square(y @ weights["out"] - 1).mean()
+
+        weights = {"w": INPUTS["i"], "b": np.full(STATES, -shift, np.float32), "out": OUT}
+        return gs.capture(loss, weights, {"x": READ}, origins=False)
+
+    assert gs.compare(dump(0.0, 0.0), dump(1.0, 1.0))
+    wrong = gs.compare(dump(0.0, 0.0), dump(0.0, 1.0))
+    assert "`b`; it is -1.0e0 in each element" in wrong.sentence, wrong.sentence
 
 
 def test_a_constant_that_a_norm_takes_out_again_is_a_difference() -> None:

@@ -76,6 +76,7 @@ class AddedConstants:
             if key in added
             else replace(self._rows[key], likely=_words(apart))
             for key, apart in found.items()
+            if key in added or not self._is_number(params[key])
         }
 
     def _constant(self, match: Match) -> float | None:
@@ -90,7 +91,12 @@ class AddedConstants:
             return None
         constant = float(np.median(apart[where]))
         is_one = (np.abs(apart - constant) <= rounding)[where].all()
-        return constant if is_one and np.ptp(one[where]) > 0 else None  # else each is a number
+        return constant if is_one else None
+
+    def _is_number(self, match: Match) -> bool:
+        """Returns whether the candidate has one number in each element, which says more."""
+        _, other = self._both(match)
+        return other is not None and float(np.ptp(other)) == 0.0
 
     def _acts(self, match: Match) -> bool:
         """Returns whether the constant by which a parameter differs would change the loss, by its gradient."""

@@ -52,7 +52,8 @@ _NAMES: Final = 4
 _OTHER_LAYER: Final = -3
 
 #: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has,
-#: and against one where the program of the larger has a layer of the smaller's parameters alone besides.
+#: against one where the program of the larger has a layer of the smaller's parameters alone besides, and against one
+#: where the layer around either has more of the other's parameters.
 _PART: Final = 1
 
 #: How many more parameters than the other a layer may have of two that return values of other sizes: a bias.
@@ -147,6 +148,8 @@ class PlaceRating:
             SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
             - _PART * (parts := self._parts_between(own, others))
+            - _PART * bool(own & others and others & place.outer - own)
+            - _PART * bool(own & others and own & candidate.outer - others)
             - _OPERATION * (parts > 1 and None not in operations and operations[0] != operations[1])
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
