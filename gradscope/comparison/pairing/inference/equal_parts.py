@@ -86,6 +86,16 @@ def shifted_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     return ()
 
 
+def has_constant_blocks(vector: Array) -> bool:
+    """Returns whether a vector is constant in each of a few equal blocks.
+
+    Args:
+        vector: The vector.
+    """
+    fitting = (count for count in FEW_BLOCKS if vector.size % count == 0 and vector.size // count >= _FEWEST)
+    return any(bool((vector.reshape(count, -1) == vector.reshape(count, -1)[:, :1]).all()) for count in fitting)
+
+
 def interleaved(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     """Returns the layout in which the halves of heads are interleaved in one of two tensors; empty where none agrees.
 

@@ -23,6 +23,7 @@ from gradscope.comparison.pairing.inference.terms_of_sums import blocks_of_sum, 
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.parts.packed_parameters import packed_parameters
 from gradscope.comparison.pairing.values.parts.summed_parts import (
+    GATES,
     Blocks,
     Part,
     Terms,
@@ -139,6 +140,18 @@ def added(dumps: Dumps, pairing: Pairing) -> Iterator[Added]:
                 yield found
 
 
+def rows_of_zeros(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
+    """Returns the parameters of zeros of which one has the others as its rows, as their gradients say.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+    """
+    sides = (dumps.cand, pairing.only_cand), (dumps.ref, pairing.only_ref)
+    found = (each for (one, other) in (sides, sides[::-1]) for each in _rows_of_zeros(*one, *other))
+    return frozenset(part.key for blocks, pair in found for part in (*chain.from_iterable(blocks), *pair))
+
+
 def _has_gradients(holder: DumpSource, blocks: Blocks, place: int, other: DumpSource, term: Part) -> bool:
     """Returns whether the gradient of a term is that of the blocks, of those that are apart that of its own part."""
     chosen = [block[min(place, len(block) - 1)] for block in blocks]
@@ -221,7 +234,7 @@ def _added_to_terms(
         one, two = (wide_values(term.of(other.array(term.key))) for term in pair)
         norm = float(np.linalg.norm(one + two))
         for size, each, parts in own:
-            alike = each[0].shape == one.shape and np.isclose(size, norm, rtol=SAME)
+            alike = each[0].shape == one.shape and norm > 0 and np.isclose(size, norm, rtol=SAME)
             if alike and (blocks := blocks_of_terms((one, two), each, parts)):
                 yield blocks, pair
                 break
@@ -239,7 +252,9 @@ def _rows_of_zeros(
         vectors = (key for key in keys if len(holder.entry(key).shape) == 1 and is_stored(holder, key))
         zeros = {key: _gradient(holder, key) for key in vectors if not np.any(holder.array(key))}
         known = {key: each for key, each in zeros.items() if each is not None}
-        for size in sorted({len(each) for each in known.values() if len(each) and len(one) % len(each) == 0}):
+        whole = {len(each) for each in known.values() if len(each) and len(one) % len(each) == 0}
+        gates = {len(one) // count for count in GATES if len(one) % count == 0 and len(one) > count}
+        for size in sorted(whole | gates, reverse=True):
             own = {key: each for key, each in known.items() if len(each) % size == 0 and len(each) <= len(one)}
             parts = (Part(key, at, len(each) // size) for key, each in own.items() for at in range(len(each) // size))
             arrays = {part: part.of(own[part.key]) for part in parts}

@@ -34,11 +34,12 @@ def _run(cell: Any, scope: str, x: Any) -> Any:
 
 
 @cache
-def _apart() -> Dump:
-    """The cell of an LSTM with a layer for each gate of the input, and of the state."""
+def _apart(scale: float = 1.0) -> Dump:
+    """The cell of an LSTM with a layer for each gate of the input, and of the state; the scale is of its biases."""
     weights = {f"cell/i{gate}/kernel": each for gate, each in INPUTS.items()}
     weights |= {f"cell/h{gate}/kernel": each for gate, each in STATE_KERNELS.items()}
     weights |= {f"cell/h{gate}/bias": each for gate, each in BIASES.items()}
+    weights |= {name: each * np.float32(scale) for name, each in weights.items() if name.endswith("bias")}
 
     def loss(weights: Any, batch: Any) -> Any:
         def cell(read: Any, state: Any, carried: Any) -> Any:
@@ -59,10 +60,10 @@ def _apart() -> Dump:
 
 
 @cache
-def _joined(fault: str = "") -> Dump:
+def _joined(fault: str = "", scale: float = 1.0) -> Dump:
     """That of one layer for all, whose gates are in another order, and which adds 1 to the forget gate by itself."""
     rows = (np.concatenate([each[gate] for gate in "igfo"], -1) for each in (INPUTS, STATE_KERNELS))
-    own = {gate: each - (gate == "f" and fault != "forget") for gate, each in BIASES.items()}
+    own = {gate: scale * each - (gate == "f" and fault != "forget") for gate, each in BIASES.items()}
     kernel, bias = np.concatenate([*rows], 0), np.concatenate([own[gate] for gate in "igfo"]).astype(np.float32)
     kernel[:WIDTH, :STATES] += 0.5 * (fault == "kernel")
 
@@ -86,12 +87,12 @@ def _joined(fault: str = "") -> Dump:
 
 
 @cache
-def _hoisted(fault: str = "") -> Dump:
+def _hoisted(fault: str = "", scale: float = 1.0) -> Dump:
     """That of a program which multiplies the inputs of all steps by one kernel before its loop."""
     weights = {
         "lstm/kernel": np.concatenate([INPUTS[gate] for gate in "ifgo"], -1),
         "lstm/recurrent": np.concatenate([STATE_KERNELS[gate] for gate in "ifgo"], -1),
-        "lstm/bias": np.concatenate([BIASES[gate] for gate in "ifgo"]),
+        "lstm/bias": np.concatenate([BIASES[gate] for gate in "ifgo"]) * np.float32(scale),
     }
 
     def loss(weights: Any, batch: Any) -> Any:
@@ -124,6 +125,14 @@ def test_a_joined_cell_is_the_same_whose_program_adds_a_constant() -> None:
         assert f" is less by 1 in the {program}, which adds that itself" in found.sentence, found.sentence
         compared = {row.name for row in found.rows if row.family == "param_grad" and row.compared}
         assert {"cell/ii/kernel", "cell/ho/kernel", "cell/hf/bias"} <= compared or "lstm/linear/w" in compared
+
+
+def test_biases_that_are_zero_but_for_a_constant_are_compared_by_their_gradients() -> None:
+    apart, joined, hoisted = _apart(scale=0), _joined(scale=0), _hoisted(scale=0)
+    for ref, cand in ((apart, joined), (joined, apart), (hoisted, joined)):
+        found = gs.compare(ref, cand)
+        assert found, found.sentence
+        assert ", which adds that itself" in found.sentence, found.sentence
 
 
 def test_the_bias_of_gates_in_another_order_is_less_by_what_one_adds() -> None:

@@ -80,8 +80,8 @@ def index_of(source: DumpSource, key: str) -> int:
 def first_uses(source: DumpSource, places: Mapping[str, Place]) -> dict[str, int]:
     """Returns the execution index of the first value that is computed with each parameter.
 
-    One that no part of a layer uses, but the layer itself, may be used before its first part, as in a loop for which
-    the inputs of all steps are multiplied at once.
+    One that no iteration of a loop uses, but the loop itself, may be used before the first, as where the inputs of all
+    steps are multiplied at once.
 
     Args:
         source: The dump.
@@ -100,7 +100,7 @@ def first_uses(source: DumpSource, places: Mapping[str, Place]) -> dict[str, int
 
 
 def _begins(source: DumpSource) -> dict[str, int]:
-    """Returns the execution index of the first value that is made in the layer of each output, by its name."""
+    """Returns the execution index of the first value that is made in the loop of each output, by its name."""
     known, first = frozenset(source.keys()), dict[str, int]()
     for layer in reversed(source.manifest.layers):  # parts come after their composites
         keys = (key_of(ACTIVATION, name) for name in layer.outputs)
@@ -110,7 +110,8 @@ def _begins(source: DumpSource) -> dict[str, int]:
             if path is not None:
                 first[path] = min(first.get(path, min(indices)), *indices)
     makers = {name: layer.path for layer in source.manifest.layers for name in layer.outputs}
-    return {name: first[path] for name, path in makers.items() if path in first}
+    loops = {layer.path.rpartition("[")[0] for layer in source.manifest.layers}
+    return {name: first[path] for name, path in makers.items() if path in first and path in loops}
 
 
 def later_uses(entry: Entry, params: Iterable[str], uses: Mapping[str, int]) -> Iterator[int]:

@@ -101,6 +101,7 @@ def _found(
                 found = constants.parts_of(key, count)
             else:
                 found = packed_parts(holder, key, count, partial(free.arrays, named), possible, of_ref=of_ref)
+                found = found or constants.parts_of_blocks(key, count)
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)

@@ -30,7 +30,7 @@ _AXES: Final = 2
 _ROWS: Final = 2
 
 #: The numbers of blocks of a sum that may be in another order: the gates of a cell; and the fewest elements of one.
-_COUNTS: Final = (1, 3, 4)
+GATES: Final = (3, 4)
 _LEAST_BLOCK: Final = 2
 
 
@@ -155,7 +155,7 @@ def blocks_of_terms(own: tuple[Array, Array], other: tuple[Array, Array], terms:
         terms: Their parts, two whole parameters.
     """
     total, its = own[0] + own[1], other[0] + other[1]
-    for count in (count for count in _COUNTS if len(total) % count == 0 and total.size // count >= _LEAST_BLOCK):
+    for count in (count for count in (1, *GATES) if len(total) % count == 0 and total.size // count >= _LEAST_BLOCK):
         cut = np.split(its, count)
         fitting = [[at for at in range(count) if is_close(each, cut[at], PARAM)] for each in np.split(total, count)]
         places = [found[0] for found in fitting if len(found) == 1]
