@@ -28,7 +28,7 @@ from gradscope.comparison.pairing.values.misnamed import (
     without_slices,
 )
 from gradscope.comparison.pairing.values.parametrized_values import in_another_form
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, Selection, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, Selection, gradient_key, split_key
 
 
 def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, mapper: Mapper) -> Pairing:
@@ -177,8 +177,17 @@ def _with_measured_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
     if not pairing.only_ref and not pairing.only_cand and all(match.recipe.plain for match in pairing.matched):
         return pairing
     from gradscope.comparison.pairing.values.parts.measured_parts import with_measured_parts  # noqa: PLC0415 - as for the passes
+    from gradscope.comparison.pairing.values.sums import rows_of_zeros  # noqa: PLC0415 - as for the passes
 
-    return with_measured_parts(dumps, pairing)
+    # Nothing but their gradients shows the order of zeros, and some of their sums may be one parameter.
+    known = rows_of_zeros(dumps, pairing)
+    known |= {gradient_key(each) for each in known}
+    sides = pairing.only_ref, pairing.only_cand
+    free = [tuple(key for key in keys if key not in known) for keys in sides]
+    found = with_measured_parts(dumps, replace(pairing, only_ref=free[0], only_cand=free[1]))
+    kept = [{*known, *keys} for keys in (found.only_ref, found.only_cand)]
+    only_ref, only_cand = (tuple(key for key in keys if key in left) for keys, left in zip(sides, kept, strict=True))
+    return replace(found, only_ref=only_ref, only_cand=only_cand)
 
 
 def _is_selected(selection: Selection, match: Match) -> bool:

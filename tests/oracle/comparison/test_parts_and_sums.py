@@ -172,25 +172,43 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
 
 @cache
 def _reset_gated(
-    *, packed: bool, wrong: bool = False, zeros: bool = False, joined: bool = False, scale: float = 1.0
+    *,
+    packed: bool,
+    wrong: bool = False,
+    zeros: bool = False,
+    joined: bool = False,
+    scale: float = 1.0,
+    rows: bool = False,
+    moved: bool = False,
 ) -> Dump:
     """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates.
 
     A port from Flax to PyTorch has zeros in one of the terms. Equinox joins the sums with the first term of the third.
-    The scale is that of all biases.
+    The scale is that of all biases. Keras has both terms as the rows of one parameter, with the gates in another order.
+    A part of one term may be moved to the other.
     """
     draw = np.random.default_rng(4).normal
     inputs, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
     biases = {name: draw(size=12).astype(np.float32) * np.float32(scale) for name in ("b_ih", "b_hh")}
     biases["b_hh"] *= np.repeat([not zeros, not zeros, True], 4)
+    shift = np.repeat([0.5, -0.25, 0], 4).astype(np.float32)
     one, two = (np.split(each, 3) for each in biases.values())
+    if moved:
+        biases = {"b_ih": biases["b_ih"] - shift, "b_hh": biases["b_hh"] + shift}
     apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
 
     if joined:
         apart = {"bias": np.concatenate([apart["r"], apart["z"], apart["n"]]), "bias_n": apart["hn"]}
 
+    if rows:
+        own_order = (each.reshape(3, -1)[[1, 0, 2]].reshape(-1) for each in biases.values())
+        biases = {"terms": np.stack([*own_order]) + np.float32(0.1 * wrong)}
+
     def loss(weights: Any, batch: Any) -> Any:
         own = weights["gru"]
+        if rows:
+            terms = own["terms"].reshape(2, 3, -1)[:, jnp.array([1, 0, 2])].reshape(2, -1)
+            own = {**own, "b_ih": terms[0], "b_hh": terms[1]}
         if joined:
             own = {**own, **dict(zip("rzn", jnp.split(own["bias"], 3), strict=True)), "hn": own["bias_n"]}
         with jax.named_scope("gru"):
@@ -225,6 +243,27 @@ def test_biases_that_are_joined_otherwise_than_their_terms_are_one() -> None:
         assert reasons["gru/bias"] == "a part of the sum of gru/b_hh and gru/b_ih"
         assert reasons["gru/bias_n"] == "a part of gru/b_hh"
     assert not gs.compare(packed, _reset_gated(packed=False, joined=True, wrong=True))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_both_terms_may_be_the_rows_of_one_parameter(joined: bool) -> None:
+    rows, others = _reset_gated(packed=True, rows=True), [_reset_gated(packed=False, joined=joined)]
+    others += [] if joined else [_reset_gated(packed=True, moved=True), _reset_gated(packed=True)]
+    for other in others:
+        for one, two in ((rows, other), (other, rows)):
+            found = gs.compare(one, two)
+            assert found, found.sentence
+        assert not gs.compare(other, _reset_gated(packed=True, rows=True, wrong=True))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_of_zeros_are_both_terms_where_their_gradients_show_it(joined: bool) -> None:
+    rows, others = _reset_gated(packed=True, rows=True, scale=0), [_reset_gated(packed=False, scale=0, joined=joined)]
+    others += [] if joined else [_reset_gated(packed=True, scale=0)]
+    for other in others:
+        for one, two in ((rows, other), (other, rows)):
+            found = gs.compare(one, two)
+            assert found, found.sentence
 
 
 def test_a_bias_that_is_zero_but_for_one_gate_is_the_bias_of_that_gate() -> None:

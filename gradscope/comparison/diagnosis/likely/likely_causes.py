@@ -20,6 +20,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.clauses import MOST_NAMES, OF_ROWS, OF_SLICES
 from gradscope.comparison.diagnosis.growth import makes_error
+from gradscope.comparison.diagnosis.likely.layers.added_constants import AddedConstants
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.likely.stored_values import STORED, StoredValues
@@ -60,6 +61,8 @@ def with_likely_causes(
 ) -> dict[str, ComparisonRow]:
     """Returns the rows of pairs that differ, with what explains it, and of the first that has other digits.
 
+    A parameter that differs by what a program adds by itself is the same.
+
     Args:
         dumps: The dumps of the pairs.
         matches: The pairs.
@@ -67,6 +70,8 @@ def with_likely_causes(
         statistics: The running statistics of the dumps.
         kinks: Their kinks.
     """
+    constants = AddedConstants(dumps, matches, rows).explained()
+    rows = {**rows, **constants}
     stored, dtypes = StoredValues(dumps), ComputedDtypes(dumps)
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
@@ -81,13 +86,15 @@ def with_likely_causes(
             likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
         if row.family == ACTIVATION:
             likely = dtypes.words(match, row)
-        found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics)
+        found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics) or row.likely
         if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
             of_terms[match.ref] = gradient_in_words(dumps, match, same)
     found |= dtypes.first_of_others(matches, rows)
-    return {key: replace(rows[key], likely=likely) for key, likely in found.items()} | {
-        key: replace(rows[key], likely=likely, explained=True) for key, likely in of_terms.items() if likely
-    }
+    return (
+        constants
+        | {key: replace(rows[key], likely=likely) for key, likely in found.items()}
+        | {key: replace(rows[key], likely=likely, explained=True) for key, likely in of_terms.items() if likely}
+    )
 
 
 def _diagnosis(

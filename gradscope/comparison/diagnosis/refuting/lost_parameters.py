@@ -37,7 +37,7 @@ def unused_terms(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
     for each in added(dumps, pairing):
         here, there = (used_ref, used_cand) if each.holder is dumps.ref else (used_cand, used_ref)
         for place, term in enumerate(each.pair):
-            parts = np.split(each.other.array(term), len(each.blocks))
+            parts = np.split(each.values(place), len(each.blocks))
             own = [block[min(place, len(block) - 1)].key for block in each.blocks]
             # A block of zeros adds nothing, whether it is used or not.
             apart = {key for key, part in zip(own, parts, strict=True) if np.any(part)}

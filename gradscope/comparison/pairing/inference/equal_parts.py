@@ -28,6 +28,9 @@ Layouts: TypeAlias = Callable[[Shape, Shape], Sequence[AxisLayout]]
 #: The numbers of blocks of which other orders are tried: two parts, query, key and value, and the gates of an LSTM.
 FEW_BLOCKS: Final = (2, 3, 4)
 
+#: The fewest elements of a block that show which it is where a constant is added.
+_FEWEST: Final = 3
+
 #: How far the values of two blocks that are the same may differ, but for the rounding of a short dtype.
 SAME: Final = 1e-4
 
@@ -60,6 +63,37 @@ def reordered_blocks(ref: Array, cand: Array, counts: Iterable[int] = FEW_BLOCKS
                         ),
                     )
     return ()
+
+
+def shifted_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+    """Returns the layout in which the blocks of a vector are the reference's, where a constant is added to one of them.
+
+    The bias of an LSTM may have its gates in another order, and be less by the number that a program adds to one.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's tensor.
+    """
+    if ref.ndim != 1 or ref.shape != cand.shape or not all(np.isfinite(each).all() for each in (ref, cand)):
+        return ()
+    for count in (count for count in FEW_BLOCKS if ref.size % count == 0 and ref.size // count >= _FEWEST):
+        one, other = (each.astype(np.float64).reshape(count, -1) for each in (ref, cand))
+        centred, moved = ((each - each.mean(1, keepdims=True)).reshape(-1) for each in (one, other))
+        found = reordered_blocks(centred, moved, (count,))
+        if found and found[0].blocks is not None:
+            apart = np.abs(other[list(found[0].blocks.order)] - one).max(1) > SAME * np.abs(one).max()
+            return found if apart.sum() == 1 else ()
+    return ()
+
+
+def has_constant_blocks(vector: Array) -> bool:
+    """Returns whether a vector is constant in each of a few equal blocks.
+
+    Args:
+        vector: The vector.
+    """
+    fitting = (count for count in FEW_BLOCKS if vector.size % count == 0 and vector.size // count >= _FEWEST)
+    return any(bool((vector.reshape(count, -1) == vector.reshape(count, -1)[:, :1]).all()) for count in fitting)
 
 
 def interleaved(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:

@@ -33,7 +33,12 @@ from gradscope.comparison.layout.layouts import (
 )
 from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.metrics.bounds import statistics_agree
-from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
+from gradscope.comparison.pairing.inference.equal_parts import (
+    has_constant_blocks,
+    interleaved,
+    reordered_blocks,
+    shifted_blocks,
+)
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import (
@@ -112,7 +117,7 @@ class LayoutSearch:
             return found
         if is_kernel:
             found = agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape))
-            found = found or reordered_blocks(one, other)
+            found = found or reordered_blocks(one, other) or shifted_blocks(one, other)
         found = found or reordered_blocks(one, other, shuffled_counts(one, other))
         return found or interleaved(one, other)
 
@@ -125,13 +130,21 @@ class LayoutSearch:
     def of_constants(self, ref: str, cand: str) -> bool:
         """Returns whether two tensors are constants, such as biases of zeros, which agree in every layout.
 
+        Nor does a vector show its layout that is constant in each of a few blocks, as a bias of zeros but for one gate.
+
         Args:
             ref: A key of the reference.
             cand: A key of the candidate.
         """
-        sides = zip((self._dumps.ref, self._dumps.cand), self._keys, (ref, cand), strict=True)
+        sides = [*zip((self._dumps.ref, self._dumps.cand), self._keys, (ref, cand), strict=True)]
         stats = [source.entry(key).stats for source, keys, key in sides if key in keys]
-        return len(stats) > 1 and all("min" in each and each["min"] == each.get("max") for each in stats)
+        if len(stats) > 1 and all("min" in each and each["min"] == each.get("max") for each in stats):
+            return True
+        shapes = {source.entry(key).shape for source, keys, key in sides if key in keys}
+        stored = len(stats) > 1 and self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
+        if not stored or len(shapes) > 1 or len(*shapes) != 1:
+            return False
+        return has_constant_blocks(self._dumps.ref.array(ref)) and has_constant_blocks(self._dumps.cand.array(cand))
 
     def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts without flips that the shapes of two tensors allow."""

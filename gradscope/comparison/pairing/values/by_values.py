@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress, islice, product, starmap
-from math import prod
+from math import isclose, prod
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
@@ -35,7 +35,10 @@ from gradscope.comparison.pairing.values.name_similarity import NameSimilarity, 
 from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
     PARAM,
     PARAM_GRAD,
     STATE,
@@ -47,6 +50,8 @@ from gradscope.naming import (
     subject_family,
 )
 
+#: The relative error of the norms of two gradients that may be the same.
+_SAME_NORM: Final = 1e-2
 #: The most pairs of equal tensors that are all rated.
 _MOST_PAIRS: Final = 4096
 #: The most pairs of one tensor that are rated where there are more.
@@ -56,7 +61,8 @@ _MOST_LIKELY: Final = 64
 def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of equal values; gradients first by the pairs of their values, then by their own."""
     equality = Equality(dumps)
-    found = list(_of_families(dumps, unmatched, equality, gradients=False))
+    values = _of_families(dumps, unmatched, equality, gradients=False)
+    found = [each for each in values if not _are_other_constants(dumps, each, equality)]
     yield from found
     siblings = list(by_sibling(dumps, unmatched.with_matches(found)))
     yield from siblings
@@ -65,6 +71,21 @@ def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     gradients = [each for each in _of_families(dumps, known, equality, gradients=True) if not stopped.has(each)]
     yield from gradients
     yield from _constants_by_gradient(known.with_matches(gradients), equality)
+
+
+def _are_other_constants(dumps: Dumps, match: Match, equality: Equality) -> bool:
+    """Returns whether two activations are equal as constants alone, and other gradients arrive at them.
+
+    A state of zeros before a loop, and what the first step makes of it with a bias of zeros, have one value.
+    """
+    if split_key(match.ref)[0] != ACTIVATION or not is_constant(equality.ref_stats(match.ref)):
+        return False
+    norms = [
+        source.entry(source.resolve(gradient)).stats.get("l2", 0.0)
+        for source, key in ((dumps.ref, match.ref), (dumps.cand, match.cand))
+        if source.has_tensor(gradient := key_of(ACTIVATION_GRAD, split_key(key)[1]))
+    ]
+    return len(norms) > 1 and not isclose(*map(as_float, norms), rel_tol=_SAME_NORM)
 
 
 def _constants_by_gradient(unmatched: Pairing, equality: Equality) -> Iterator[Match]:

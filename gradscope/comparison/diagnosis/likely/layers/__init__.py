@@ -2,6 +2,7 @@
 
 - `kernels`: layers with a kernel, which differ in padding, in how they take it, in a bias, or in what they read.
 - `unpaired_vectors`: a bias or a scale that one program alone has.
+- `added_constants`: parameters that differ by a constant which one of the programs adds by itself.
 - `read_values`: what layers may read of values that are pairs.
 - `reduction_differences`: pools and means over axes, which take something else of them.
 - `functions`: functions of the same values, as gates, conditions, interpolations and rotations.

@@ -122,7 +122,7 @@ def calls_of(
 
     A layer that is a stack of experts may use several that are apart in the other program, one after the other. What
     uses all parts, or also a parameter of a layer that is none of them, as a whole attention does, returns something
-    else.
+    else. So does the one layer of an LSTM, which adds up what other programs have a layer each for, of input and state.
 
     Args:
         packed: The parts of each packed parameter, by its key.
@@ -139,9 +139,9 @@ def calls_of(
             found |= {out: tuple(each[call] if each else "" for each in outputs) for call, out in enumerate(wholes)}
     found = {output: parts for output, parts in found.items() if len({*filter(None, parts)}) == sum(map(bool, parts))}
     for name, counterparts in paired.items():
-        users = {output for each in counterparts for output in other.get(each, [])}
+        users = [users for each in counterparts if (users := {*other.get(each, [])})]
         for output in holder.get(name, []):
-            if users and users.isdisjoint(found.get(output, users)):
+            if any(each.isdisjoint(found.get(output, each)) for each in users):
                 found.pop(output, None)
     yield from found.items()
 

@@ -13,14 +13,15 @@ either value occurs elsewhere in the other program.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
 from gradscope.comparison.layout.layouts import agreeing_layouts, relative_error
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
-from gradscope.comparison.pairing.matching import Dumps, Pairing, siblings
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, siblings
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
@@ -36,7 +37,7 @@ from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import ACTIVATION, key_of
+from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 from gradscope.naming.paths import loops_around
 
 #: The evidence for a pair, by what it is. A pair needs more than `SIZE`.
@@ -52,7 +53,8 @@ _NAMES: Final = 4
 _OTHER_LAYER: Final = -3
 
 #: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has,
-#: and against one where the program of the larger has a layer of the smaller's parameters alone besides.
+#: against one where the program of the larger has a layer of the smaller's parameters alone besides, and against one
+#: where the layer around either has more of the other's parameters.
 _PART: Final = 1
 
 #: How many more parameters than the other a layer may have of two that return values of other sizes: a bias.
@@ -109,7 +111,7 @@ class PlaceRating:
         in_ref, in_cand = shared_parameters(dumps, pairing.matched)
         self._ref = places_of(dumps.ref.manifest.layers, in_ref)
         self._cand = places_of(dumps.cand.manifest.layers, in_cand)
-        self._known = in_ref.shared
+        self._known, self._in_parts = in_ref.shared, _in_parts(pairing.matched)
         self._alone = (
             {in_ref.of(layer) for layer in dumps.ref.manifest.layers},
             {in_cand.of(layer) for layer in dumps.cand.manifest.layers},
@@ -139,7 +141,7 @@ class PlaceRating:
             # A fault can change a shape. Only the parameters distinguish that from another step of the same layer, and
             # from a layer around several of the other program. Of several outputs, another may be the counterpart.
             alone = own & others and later <= {0} and not (one.name in self._several or other.name in self._several)
-            alone = alone and abs(len(own) - len(others)) <= _LACKING
+            alone = alone and abs(len(own) - len(others)) <= _LACKING and self._in_parts.isdisjoint(own & others)
             return _LAYER if alone and len(one.shape) == len(other.shape) else 0
         early = max(later, default=0) > 0
         operations = one.site.primitive, other.site.primitive
@@ -147,6 +149,8 @@ class PlaceRating:
             SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
             - _PART * (parts := self._parts_between(own, others))
+            - _PART * bool(own & others and others & place.outer - own)
+            - _PART * bool(own & others and own & candidate.outer - others)
             - _OPERATION * (parts > 1 and None not in operations and operations[0] != operations[1])
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
@@ -169,7 +173,7 @@ class PlaceRating:
     def _is_step_of_other(self, one: str, other: str) -> bool:
         """Returns whether one value is a result of a layer, and the other one of a step of a loop in its place."""
         (own, its), (steps, others) = self._outputs, self._steps
-        return (one in own - its and other in others) or (other in its - own and one in steps)
+        return (one in own - its - steps and other in others) or (other in its - own - others and one in steps)
 
     def _belong_elsewhere(self, ref: str, cand: str) -> bool:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""
@@ -192,6 +196,20 @@ class PlaceRating:
             return True
         agreeing = agreeing_layouts(*arrays, self._search.possible(ref, cand))
         return bool(agreeing) and relative_error(*arrays, agreeing[0]) <= _NEARLY
+
+
+def _in_parts(matches: Iterable[Match]) -> frozenset[str]:
+    """Returns the names of the reference's parameters that are joined of several, or are parts of one.
+
+    A layer that uses such a parameter may be one of several that are one layer of the other program.
+    """
+    found: set[str] = set()
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    for match in (each for each in matches if split_key(each.ref)[0] == PARAM):
+        name = split_key(match.ref)[1]
+        found |= {name} if len(match.recipe.keys) > 1 else set()
+        users[match.cand].append(name)
+    return frozenset(found.union(*(each for each in users.values() if len(each) > 1)))
 
 
 def _occurring(

@@ -18,12 +18,14 @@ class Place:
     """Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
 
     Where no layer around it has any, the latter are those of other layers that it is computed with, as the outputs of a
-    model with the weights of its embedding. Those of the layers that read it are in `read_with`.
+    model with the weights of its embedding. Those of the layers that read it are in `read_with`, and those of the layer
+    around the innermost one that computes it in `outer`.
     """
 
     params: frozenset[str] = frozenset()
     around: frozenset[str] = frozenset()
     read_with: frozenset[str] = frozenset()
+    outer: frozenset[str] = frozenset()
 
 
 def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place]:
@@ -35,12 +37,14 @@ def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place
     """
     params_of = _params_of(layers, names)
     composites = {layer.parent for layer in layers}
+    outer: dict[str, frozenset[str]] = {}
     made: dict[str, frozenset[str]] = {}
     around: dict[str, frozenset[str]] = {}
     read: dict[str, set[str]] = {}
     for layer in layers:
         params = params_of[layer.path]
         for name in layer.outputs:
+            outer[name] = params_of.get(layer.parent or "", frozenset())
             made[name] = params  # a part comes after its composite, and is more exact
             around[name] = params or around.get(name) or names.read_by(layer)
         if layer.path not in composites:
@@ -48,7 +52,10 @@ def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place
                 read.setdefault(name, set()).update(params)
     none = frozenset[str]()
     values = {*made, *read}
-    return {key: Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}
+    return {
+        key: Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ())), outer.get(key, none))
+        for key in values
+    }
 
 
 def _params_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, frozenset[str]]:
@@ -73,18 +80,38 @@ def index_of(source: DumpSource, key: str) -> int:
 def first_uses(source: DumpSource, places: Mapping[str, Place]) -> dict[str, int]:
     """Returns the execution index of the first value that is computed with each parameter.
 
+    One that no iteration of a loop uses, but the loop itself, may be used before the first, as where the inputs of all
+    steps are multiplied at once.
+
     Args:
         source: The dump.
         places: The places of its values.
     """
     found: dict[str, int] = {}
-    known = frozenset(source.keys())
+    of_layers: dict[str, int] = {}
+    known, begins = frozenset(source.keys()), _begins(source)
     for name, place in places.items():
         key = key_of(ACTIVATION, name)
         if place.params and key in known:
             index = index_of(source, key)
-            found.update((param, min(index, found.get(param, index))) for param in place.params)
-    return found
+            uses, first = (of_layers, begins[name]) if begins.get(name, index) < index else (found, index)
+            uses.update((param, min(first, uses.get(param, first))) for param in place.params)
+    return of_layers | found
+
+
+def _begins(source: DumpSource) -> dict[str, int]:
+    """Returns the execution index of the first value that is made in the loop of each output, by its name."""
+    known, first = frozenset(source.keys()), dict[str, int]()
+    for layer in reversed(source.manifest.layers):  # parts come after their composites
+        keys = (key_of(ACTIVATION, name) for name in layer.outputs)
+        own = [index_of(source, key) for key in keys if key in known]
+        indices = [*own, *((first[layer.path],) if layer.path in first else ())]
+        for path in (layer.path, layer.parent) if indices else ():
+            if path is not None:
+                first[path] = min(first.get(path, min(indices)), *indices)
+    makers = {name: layer.path for layer in source.manifest.layers for name in layer.outputs}
+    loops = {layer.path.rpartition("[")[0] for layer in source.manifest.layers}
+    return {name: first[path] for name, path in makers.items() if path in first and path in loops}
 
 
 def later_uses(entry: Entry, params: Iterable[str], uses: Mapping[str, int]) -> Iterator[int]:

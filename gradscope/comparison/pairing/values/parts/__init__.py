@@ -5,6 +5,7 @@
 - `constant_parts`: the parts of a constant, whose values show none.
 - `used_in_turn`: the parts of a stack by when both programs use them.
 - `uneven_parts`: parts of several sizes, such as the keys and values that several queries share.
+- `grid_parts`: parts that are joined along two axes, such as the gates of an LSTM for the input and for the state.
 - `parts_beside_zeros`: biases in a joined one that has zeros where the other program has no bias.
 - `packed_parameters`: which parameters are packed in which, by a pairing.
 - `measured_parts`: packed tensors of which only statistics are known.

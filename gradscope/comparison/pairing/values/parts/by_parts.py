@@ -4,11 +4,11 @@ PyTorch packs the projections of attention into one weight `[3 width, width]`, a
 `[4 width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of
 senders and one of receivers. The kernels of experts may be stacked in two axes, `[layers, experts, in, out]`. A
 packed tensor is matched where every part of it is found, by values, among tensors that nothing else matched; parts of
-several sizes, as where queries share keys and values, are matched by `uneven_parts`, and those beside zeros by
-`parts_beside_zeros`. Where parts are equal, as biases that are all zero, the names of a packed tensor whose values
-decide show which is which, or else the gradients, or the numbers of the layers in order. Those names also show the
-parts of a packed tensor whose values are wrong: of one of the same shape, or of another parameter of the same layer.
-A single wrong part is the one that is called as the others are.
+several sizes, as where queries share keys and values, are matched by `uneven_parts`, those that are joined along two
+axes by `grid_parts`, and those beside zeros by `parts_beside_zeros`. Where parts are equal, as biases that are all
+zero, the names of a packed tensor whose values decide show which is which, or else the gradients, or the numbers of
+the layers in order. Those names also show the parts of a packed tensor whose values are wrong: of one of the same
+shape, or of another parameter of the same layer. A single wrong part is the one that is called as the others are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.packed_parts import Cut, PackedParts, cuts, packed_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.parts.constant_parts import ConstantParts
+from gradscope.comparison.pairing.values.parts.grid_parts import grid_parts
 from gradscope.comparison.pairing.values.parts.part_candidates import (
     PartCandidates,
     ShiftedNames,
@@ -62,7 +63,11 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         taken |= {packed.key, *packed.parts}
         yield from packed.matches(dumps, of_ref=True)
     free = [[key for key in keys if key not in taken] for keys in (ref, cand)]
-    yield from uneven_parts(dumps, *free)
+    for match in uneven_parts(dumps, *free):
+        taken |= {match.ref, *match.recipe.keys}
+        yield match
+    free = [[key for key in keys if key not in taken] for keys in (ref, cand)]
+    yield from grid_parts(dumps, *free)
     yield from parts_beside_zeros(dumps, *free)
 
 
@@ -96,6 +101,7 @@ def _found(
                 found = constants.parts_of(key, count)
             else:
                 found = packed_parts(holder, key, count, partial(free.arrays, named), possible, of_ref=of_ref)
+                found = found or constants.parts_of_blocks(key, count)
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)

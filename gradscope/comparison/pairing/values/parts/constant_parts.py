@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -85,6 +85,26 @@ class ConstantParts:
             return None
         stack = {each: self._other.array(each) for each in ordered}
         return packed_parts(self._holder, key, count, lambda _: stack, of_ref=self._of_ref)
+
+    def parts_of_blocks(self, key: str, count: int) -> PackedParts | None:
+        """Returns the parts of a vector whose blocks are constants, most of them of one value; None where none show.
+
+        One of them may be another, as where a program adds that number to a gate by itself.
+
+        Args:
+            key: Its key.
+            count: The number of its parts.
+        """
+        shape, gradient = self._holder.entry(key).shape, gradient_key(key)
+        if len(shape) != 1 or shape[0] // count < STACKED or not self._holder.has_tensor(gradient):
+            return None
+        blocks = self._holder.array(key).reshape(count, -1)
+        (value, number), *others = Counter(blocks[:, 0].tolist()).most_common()
+        if not others or number < count - 1 or (blocks != blocks[:, :1]).any():
+            return None
+        own, gradients = self._free.gradients_of(value, shape[0] // count)
+        found = packed_parts(self._holder, gradient, count, partial(gradients.arrays, ()), of_ref=self._of_ref)
+        return None if found is None else replace(found, key=key, parts=tuple(own[part] for part in found.parts))
 
     def _alike(self, key: str) -> list[str]:
         """Returns the constants of one value and shape whose parts are not known, a key's own among them."""

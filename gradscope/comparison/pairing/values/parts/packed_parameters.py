@@ -27,11 +27,16 @@ def packed_parameters(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ..
         if split_key(match.ref)[0] != PARAM or any(isinstance(step, Reorder) for step in recipe.steps):
             continue
         if len(recipe.keys) > 1:
-            in_ref[match.ref] = recipe.keys
-        elif recipe.steps and isinstance(recipe.steps[0], Split | Unstack):
+            in_ref |= {} if _is_grid(match) else {match.ref: recipe.keys}
+        elif recipe.steps and isinstance(recipe.steps[0], Split | Unstack) and not _is_grid(match):
             in_cand[match.cand][recipe.part] = match.ref
     packed = {key: parts for key, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
     return {key: tuple(parts[number] for number in range(len(parts))) for key, parts in packed.items()}, in_ref
+
+
+def _is_grid(match: Match) -> bool:
+    """Returns whether parts are joined along two axes: a layer of such a parameter has the sums of theirs."""
+    return len({step.axis for step in match.recipe.steps if isinstance(step, Split | Concatenate)}) > 1
 
 
 class Shuffled(NamedTuple):
