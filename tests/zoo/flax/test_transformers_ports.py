@@ -30,7 +30,7 @@ _WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
 _SIZES = {**_WIDTHS, "vocab_size": 60, "max_position_embeddings": 20}
 
 #: Positions for one example or for each, a bias and a factor within a layer or behind it, outputs in another order, a
-#: frozen table, a norm and a pooler that nothing reads.
+#: frozen table, a norm and a pooler that nothing reads, gated layers and queries that share their keys.
 MODELS = {
     "BertForMaskedLM": ("BertConfig", _SIZES, TEXT),
     "GPT2LMHeadModel": (
@@ -49,6 +49,7 @@ MODELS = {
         BOTH,
     ),
     "BigBirdForMaskedLM": ("BigBirdConfig", {**_SIZES, "attention_type": "original_full"}, TEXT),
+    "MistralForCausalLM": ("MistralConfig", {**_SIZES, "num_key_value_heads": 2}, TEXT),
     "CLIPVisionModel": ("CLIPVisionConfig", {**_WIDTHS, "image_size": 32, "patch_size": 8}, IMAGE),
 }  # fmt: skip
 
@@ -107,3 +108,17 @@ def test_another_form_of_a_function_is_named(tmp_path: Path) -> None:
         "Forward first differs at `bert/encoder/layer/0/intermediate/intermediate_act_fn` "
     )
     assert "it is gelu by erf in the reference, and gelu by tanh in the candidate" in found.sentence
+
+
+def test_the_function_of_a_gated_layer_is_named(tmp_path: Path) -> None:
+    found = _compared("MistralForCausalLM", tmp_path, hidden_act="relu")
+    assert found.verdict == "different"
+    assert found.sentence.startswith("Forward first differs at `model/layers/0/mlp/down_proj` ")
+    gate, up = (f"`model/layers/0/mlp/{name}`" for name in ("gate_proj", "up_proj"))
+    assert f"which reads the silu of {gate} times {up}, and in the candidate the relu" in found.sentence
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "MistralForCausalLM"])
+def test_a_port_that_computes_in_bfloat16_is_the_same(name: str, tmp_path: Path) -> None:
+    found = _compared(name, tmp_path, dtype=jnp.bfloat16)
+    assert found.verdict == "same", found.sentence
