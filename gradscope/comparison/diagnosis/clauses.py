@@ -235,11 +235,13 @@ def _key(row: ComparisonRow) -> str:
 def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns clauses about how many tensors only one dump has, and of which parameters some are."""
     clauses: list[str] = []
-    for status, side in (("missing", "reference"), ("extra", "candidate")):
+    for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
         alone = [row for row in rows if row.counts and row.status == status]
         of_params = [row.name for row in alone if row.family in (PARAM, PARAM_GRAD)]
         which = "of" if len(of_params) == len(alone) else "among them"
-        names = f", {which} {some_of(_distinct(of_params))}" if of_params else ""
+        kept = {row.name for row in rows if row.family == STATE and row.status not in ("same", "different", status)}
+        untrained = f", which the {other} keeps as state" if kept.issuperset(of_params) else ""
+        names = f", {which} {some_of(_distinct(of_params))}{untrained}" if of_params else ""
         if alone:
             clauses.append(f"{counted(len(alone), 'tensor')} only in the {side}{names}")
     return clauses

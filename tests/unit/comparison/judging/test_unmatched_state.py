@@ -72,6 +72,27 @@ def test_constants_that_only_one_program_keeps_as_state_are_told_beside_the_verd
     assert "the candidate keeps 1 state tensor that the reference does not have, `extra/table`" in found.sentence
 
 
+@pytest.mark.parametrize("is_state_of_ref", [True, False])
+def test_a_parameter_that_the_other_program_keeps_as_state_is_told(is_state_of_ref: bool) -> None:
+    """As of a bias of logits that is a buffer of a module in PyTorch, and that a port trains."""
+
+    def captured(name: str, *, as_state: bool) -> Dump:
+        def loss(variables: Any, batch: Any) -> Any:
+            with jax.named_scope(name):
+                y = batch @ variables["params"][name]["kernel"]
+            bias = variables["head"]["bias"] if as_state else variables["params"]["head"]["bias"]
+            return jax.numpy.square(y + bias[None]).mean()
+
+        head = {"head": {"bias": np.zeros(KERNEL.shape[1], np.float32)}}
+        params = {name: {"kernel": KERNEL}} | ({} if as_state else head)
+        return gs.capture(loss, {"params": params} | (head if as_state else {}), X, origins=False)
+
+    one, other = captured("fc", as_state=is_state_of_ref), captured("dense", as_state=not is_state_of_ref)
+    found, (side, its) = gs.compare(one, other), ("reference", "candidate")[:: 1 if is_state_of_ref else -1]
+    assert found.verdict == "different"
+    assert f"2 tensors only in the {its}, of `head/bias`, which the {side} keeps as state" in found.sentence
+
+
 def test_state_counts_that_both_programs_keep_and_that_is_not_the_same() -> None:
     one, count = _dump("fc", {}), {"count": np.array(2, np.int32)}
     assert gs.compare(one, _dump("fc", count)).verdict == "different"
