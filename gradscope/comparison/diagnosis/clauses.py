@@ -91,9 +91,10 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
         return []
     first = first_divergence(rows).forward
     shown = blame.unrecorded or (first is not None and first.likely and OF_KERNEL not in first.likely)
-    # No port means a stack of layers to be in reverse.
+    # No port means a stack of layers to be in reverse; what a layer is known to do otherwise is no order of its gates.
     moved = any(REORDER in row.made_by or row.made_by.startswith(f"{FLIP} ") for row in found)
-    if shown and len(found) < len(own) and not moved:
+    does_otherwise = first is not None and first.explained and first.likely and OF_KERNEL not in first.likely
+    if does_otherwise or (shown and len(found) < len(own) and not moved):
         return []
     names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:MOST_NAMES]]
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis import sentence
+from gradscope.comparison.diagnosis import clauses, sentence
+from gradscope.comparison.diagnosis.divergence import first_divergence
 
 _draw = np.random.default_rng(43).normal
 NAMES = ("first", "second", "last")
@@ -101,6 +103,20 @@ def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made
     told = "; 1 parameter has another layout: `gated` (split 1 into 3, reorder [0, 2, 1], concatenate 1)"
     assert told in gs.compare(one, _packed((0, 2, 1), ported)).sentence
     assert "layout" not in gs.compare(one, _packed((0, 1, 2), ported, other_layer=1.1)).sentence
+
+
+def test_the_order_of_parts_is_not_told_of_a_layer_that_is_known_to_do_something_else() -> None:
+    """As of the gates of a GRU, which another framework has in another order."""
+    rows = gs.compare(_packed((0, 1, 2), ("gated", "out")), _packed((0, 2, 1), ("Gated_0", "Dense_0"))).rows
+    first = first_divergence(rows).forward
+    blame: Any = SimpleNamespace(params=None, turned=(), unrecorded="")
+    for words, explained, told in (
+        ("", False, True),
+        ("applies relu to its new states", True, False),
+        ("takes its kernel transposed", True, True),
+    ):
+        known = [replace(row, likely=words, explained=explained) if row is first else row for row in rows]
+        assert bool(clauses.rearranged(known, blame)) is told
 
 
 @cache
