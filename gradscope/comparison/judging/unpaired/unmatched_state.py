@@ -30,6 +30,9 @@ CONSTANTS: Final = "state that only one of the programs keeps, and all else agre
 #: Why running statistics do not count that a capture from PyTorch has as they are after the run.
 UNRETURNED: Final = "the other program does not return its state"
 
+#: Why an output does not count that is state as it was before the step, as running statistics in evaluation are.
+UNCHANGED: Final = "state that is returned as it was before the step, and is compared"
+
 #: The buffer that the modules of PyTorch have beside the running statistics which they update.
 _COUNT: Final = "num_batches_tracked"
 
@@ -47,8 +50,7 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
         other: The dump that lacks it.
     """
     family, name = split_key(owner)
-    of_jax = is_of_jax(own.source), is_of_jax(other.source)
-    unreturned = UNRETURNED if family == AUX and of_jax == (False, True) and not other.returns_state else ""
+    unreturned = _why_unreturned(owner, own, other) if family == AUX else ""
     if not (own.facts.ported and own.facts.losses_agree):
         return unreturned
     kind = dtype_class(own.source.entry(owner).dtype)
@@ -63,6 +65,28 @@ def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
     if family == STATE and _is_read_and_agrees(name, own):
         return "its layer, which reads it in evaluation, agrees"
     return _why_of_values(owner, own, other) if owner in own.values_of_state else ""
+
+
+def _why_unreturned(owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a program need not return state as another one does; "" where it should, or it is none."""
+    of_jax = is_of_jax(own.source), is_of_jax(other.source)
+    if of_jax == (False, True) and not other.returns_state:
+        return UNRETURNED
+    # A port may have the names of its original; the same program that returns all else but its state has lost it.
+    alone = own.facts.ported or not any(entry.family == AUX for entry in other.source.manifest.entries)
+    return UNCHANGED if alone and _is_unchanged(owner, own) else ""
+
+
+def _is_unchanged(owner: str, own: PairedDump) -> bool:
+    """Returns whether an output is the state of its name as it was before the step, which agrees in both programs."""
+    entry = own.source.entry(owner)
+    for name in own.state_names.of(entry.name):
+        for key in (key_of(family, name) for family in own.state_families[name]):
+            state, agrees = own.source.entry(key), own.compared.get(own.source.resolve(key))
+            known = entry.stats.get("hash")
+            if agrees and known is not None and (known, entry.shape) == (state.stats.get("hash"), state.shape):
+                return True
+    return False
 
 
 def _why_of_values(key: str, own: PairedDump, other: PairedDump) -> str:

@@ -16,8 +16,9 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import Concatenate, Split, Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import PARAM, split_key
+from gradscope.naming import PARAM, key_of, split_key
 from gradscope.naming.paths import iterations_around
 
 
@@ -100,7 +101,18 @@ def shared_parameters(dumps: Dumps, matches: Iterable[Match]) -> tuple[Parameter
             for place, key in enumerate(match.recipe.keys):
                 each = of_ref[name][place * len(of_ref[name]) // len(match.recipe.keys)]
                 of_cand[split_key(key)[1]].append(_Slice(name=each.name, number=number, count=count))
-    return ParameterNames(dumps.ref.manifest.layers, of_ref), ParameterNames(dumps.cand.manifest.layers, of_cand)
+    return _names_of(dumps.ref, of_ref), _names_of(dumps.cand, of_cand)
+
+
+def _names_of(source: DumpSource, slices: Mapping[str, Sequence[_Slice]]) -> ParameterNames:
+    """Returns the common names of the parameters of a program, which has several of its own for one that is tied."""
+    owners = {
+        entry.name: split_key(source.resolve(key_of(PARAM, entry.name)))[1]
+        for entry in source.manifest.entries
+        if entry.family == PARAM and entry.alias_of is not None
+    }
+    tied = {name: slices[owner] for name, owner in owners.items() if owner in slices}
+    return ParameterNames(source.manifest.layers, {**tied, **slices})
 
 
 def _stacked(name: str, recipe: Recipe, shape: Shape) -> Iterator[_Slice]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -189,3 +190,42 @@ def test_the_map_that_is_written_finds_the_pairs_of_a_port_again(
     again = judged(scanned, port, written)
     assert again.verdict == "same"
     assert {row.matched_by for row in again.rows} == {"name", "map", "iterations", None}
+
+
+class _Tied(nn.Module):
+    """A module whose head has the weights of its embedding, by a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(9, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(self.embed(tokens))))
+
+
+@pytest.mark.parametrize("slope", [1.0, -3.0])
+def test_a_tied_head_is_paired_by_its_parameters_whatever_its_values_are(slope: float) -> None:
+    torch.manual_seed(0)
+    module, tokens = _Tied(), torch.arange(8).reshape(2, 4)
+    table, weight, bias = (
+        module.state_dict()[name].numpy() for name in ("embed.weight", "middle.weight", "middle.bias")
+    )
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("wte"):
+            x = weights["wte"][tokens]
+        with jax.named_scope("mix"):
+            x = x @ weights["mix"]["w"] + weights["mix"]["b"][None, None]
+        x = jnp.tanh(slope * x)
+        with jax.named_scope("logits"):
+            x = x @ weights["wte"].T
+        return jnp.square(x).mean()
+
+    reference = capture(module, lambda output: output.square().mean(), {"tokens": tokens})
+    weights = {"wte": table, "mix": {"w": weight.T, "b": bias}}
+    found = gs.compare(reference, gs.capture(loss, weights, tokens.numpy(), origins=False))
+    assert found.verdict == ("same" if slope == 1.0 else "different"), found.sentence
+    pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
+    assert pairs["head"] == "logits", found.sentence

@@ -202,3 +202,35 @@ def test_the_sums_of_two_programs_in_haiku_count() -> None:
     other = _averaging("norm1", average, hidden=np.full(3, 9, np.float32))
     assert gs.compare(one, other).verdict == "different"
     assert gs.compare(one, _averaging("norm1", [0.5, 1.5, 2.6], hidden=np.zeros(3, np.float32))).verdict == "different"
+
+
+def _evaluated(
+    name: str, *, returned: bool = True, beside: bool = False, factor: float = 1.0, shift: float = 0.0
+) -> Dump:
+    """A network in evaluation, which reads its statistics, and may return them as they are or others."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            y = (batch @ variables["params"][name]["kernel"] - variables["stats"][name]["mean"][None]) * factor
+        state = jax.tree.map(lambda value: value + shift, variables["stats"]) if shift else variables["stats"]
+        return (y**2).mean(), ({"stats": state} if returned else {}) | ({"scores": y} if beside else {})
+
+    state = {name: {"mean": np.array([0.5, 1.5, 2.5], np.float32)}}
+    return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "stats": state}, X, origins=False)
+
+
+def test_statistics_that_one_program_returns_unchanged_and_the_other_keeps_do_not_count() -> None:
+    one, why = _evaluated("norm"), "state that is returned as it was before the step, and is compared"
+    for other in (_evaluated("bn", returned=False), _evaluated("norm", returned=False)):
+        for found in (gs.compare(one, other), gs.compare(other, one)):
+            assert found.verdict == "same", found.sentence
+            assert [row.why for row in found.rows if row.family == "aux"] == [why]
+    wrong = gs.compare(one, _evaluated("bn", returned=False, factor=1.1))
+    assert (wrong.verdict, "only in" in wrong.sentence) == ("different", False), wrong.sentence
+
+
+def test_statistics_that_one_program_updates_or_lost_among_its_outputs_count() -> None:
+    updating, other = _evaluated("norm", shift=0.1), _evaluated("bn", returned=False)
+    assert gs.compare(updating, other).verdict == "different"
+    one, lost = _evaluated("norm", beside=True), _evaluated("norm", beside=True, returned=False)
+    assert gs.compare(one, lost).verdict == "different"
