@@ -42,6 +42,10 @@ _MOST_AXES: Final = 4
 #: The most tensors that are tried as parts of one: all of them are read.
 _MOST_PARTS: Final = 128
 
+#: How many elements of a tensor are looked for among those of its parts at first, and how many of them are there.
+_SAMPLE: Final = 32
+_AMONG: Final = 0.75
+
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
     """Yields matches of tensors with the tensors that are joined in them.
@@ -151,6 +155,8 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     packed = holder.array(key).reshape(_plain(stored))
     tolerance = max(default_tolerance(PARAM, dtype, other.entry(single).dtype) for single in singles)
     read = {single: other.array(single) for single in singles}
+    if not _are_among(packed, [*read.values()], tolerance):
+        return None
     arrays = {single: array.reshape(_plain(array.shape, packed.ndim)) for single, array in read.items()}
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
@@ -167,6 +173,19 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
                     order = (found.blocks, found.across)
                     return JoinedParts(key, found.parts, sizes, axis, axes, whole, each, *order, view.stacked)
     return None
+
+
+def _are_among(packed: Array, parts: Sequence[Array], tolerance: float) -> bool:
+    """Returns whether most of some elements of a tensor are among those of others, whatever their order.
+
+    Of tensors that have nothing to do with each other this rules out nearly all before any order is tried.
+    """
+    elements = packed.reshape(-1)[np.linspace(0, packed.size - 1, min(_SAMPLE, packed.size)).astype(np.int64)]
+    ordered = np.sort(np.concatenate([part.reshape(-1) for part in parts]).astype(np.float64))
+    elements = elements.astype(np.float64)
+    reach = tolerance * np.maximum(np.abs(elements), np.sqrt(np.square(elements).mean()))
+    first, end = (np.searchsorted(ordered, elements + sign * reach) for sign in (-1, 1))
+    return bool((end > first).mean() >= _AMONG)
 
 
 def _along(
