@@ -89,7 +89,7 @@ class AddedConstants:
         apart, where = other - one, np.abs(other - one) > rounding
         if where.sum() < _FEWEST or not _are_blocks(where):
             return None
-        constant = float(np.median(apart[where]))
+        constant = float(np.sort(apart[where])[where.sum() // 2])  # NumPy's median imports masked arrays
         is_one = (np.abs(apart - constant) <= rounding)[where].all()
         return constant if is_one else None
 
