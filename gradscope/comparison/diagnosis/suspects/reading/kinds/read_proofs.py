@@ -157,8 +157,8 @@ def _normalises_itself(gradient: Recovered, params: Sequence[Recovered]) -> bool
 
 def _are_sums(sent: Recovered, bias: Recovered) -> bool:
     """Returns whether the gradient of a bias is the sum of what arrives in both programs, along one of the axes."""
-    rank = sent.own.ndim
-    axes = [channel for channel in dict.fromkeys((rank - 1, 1)) if channel and sent.own.shape[channel] == bias.own.size]
+    rank, axes = sent.own.ndim, dict.fromkeys((sent.own.ndim - 1, 1))
+    axes = [channel for channel in axes if 0 < channel < rank and sent.own.shape[channel] == bias.own.size]
     return any(all(_is_sum(each, its, channel) for each, its in zip(sent, bias, strict=True)) for channel in axes)
 
 

@@ -13,6 +13,8 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.suspects.reading.kinds import read_proofs
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from tests.support.ports.flax_like import dropout
 from tests.support.ports.port import captured
 
@@ -149,3 +151,10 @@ def test_a_layer_whose_kernel_has_queries_for_keys_reads_nothing_else() -> None:
     found = gs.compare(one, _packed(port=True, swapped="kernel")).sentence
     assert found.startswith("Forward first differs at `qkv` ("), found
     assert BETWEEN not in found, found
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 3)])
+def test_a_bias_may_be_of_a_layer_that_returns_a_number_or_a_vector(shape: tuple[int, ...]) -> None:
+    """Such a layer adds up its product itself: what arrives has no axis that is the bias'."""
+    sent, bias = (Recovered(np.ones(each), np.ones(each)) for each in (shape, (3,)))
+    assert not read_proofs._are_sums(sent, bias)
