@@ -104,6 +104,7 @@ def _passes() -> Iterator[Pass]:
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
         by_disconnected,
         by_fingerprint,
+        by_gradient,
         by_number,
         by_sibling,
     )
@@ -126,6 +127,7 @@ def _passes() -> Iterator[Pass]:
         by_joined_values,
         by_structure,
         by_sibling,
+        by_gradient,
         by_owner_name,
         by_disconnected,
         by_debiased_average,

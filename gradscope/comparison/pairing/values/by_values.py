@@ -7,7 +7,8 @@ tolerance, in the layout that a sample of them selected.
 Several tensors can have the same values, for example biases that are all zero. Then `same_use` decides first, by what
 uses them and by their gradients, and names last: the pair that has most in common with pairs found so far, such as
 `conv1/bias` with `features.0.bias` because `conv1/kernel` is paired with `features.0.weight`. Names paired in one
-family are paired in the others too, a gradient with its parameter.
+family are paired in the others too, a gradient with its parameter, and a parameter that is less by one number with its
+gradient.
 
 Of very many equal tensors, only pairs that the layers or scopes around them speak for are rated, so that their number
 does not enter squared; for the rest the order decides.
@@ -21,12 +22,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress, islice, product, starmap
-from math import isclose, prod
+from math import prod
 from typing import Final
 
+import numpy as np
+
+from gradscope.arrays.widening import wide_values
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Reshape
 from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.cut_gradients import StoppedGradients
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
@@ -35,10 +40,7 @@ from gradscope.comparison.pairing.values.name_similarity import NameSimilarity, 
 from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
-    ACTIVATION,
-    ACTIVATION_GRAD,
     PARAM,
     PARAM_GRAD,
     STATE,
@@ -50,8 +52,6 @@ from gradscope.naming import (
     subject_family,
 )
 
-#: The relative error of the norms of two gradients that may be the same.
-_SAME_NORM: Final = 1e-2
 #: The most pairs of equal tensors that are all rated.
 _MOST_PAIRS: Final = 4096
 #: The most pairs of one tensor that are rated where there are more.
@@ -62,7 +62,7 @@ def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of equal values; gradients first by the pairs of their values, then by their own."""
     equality = Equality(dumps)
     values = _of_families(dumps, unmatched, equality, gradients=False)
-    found = [each for each in values if not _are_other_constants(dumps, each, equality)]
+    found = [each for each in values if not equality.of_other_constants(each)]
     yield from found
     siblings = list(by_sibling(dumps, unmatched.with_matches(found)))
     yield from siblings
@@ -71,21 +71,6 @@ def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     gradients = [each for each in _of_families(dumps, known, equality, gradients=True) if not stopped.has(each)]
     yield from gradients
     yield from _constants_by_gradient(known.with_matches(gradients), equality)
-
-
-def _are_other_constants(dumps: Dumps, match: Match, equality: Equality) -> bool:
-    """Returns whether two activations are equal as constants alone, and other gradients arrive at them.
-
-    A state of zeros before a loop, and what the first step makes of it with a bias of zeros, have one value.
-    """
-    if split_key(match.ref)[0] != ACTIVATION or not is_constant(equality.ref_stats(match.ref)):
-        return False
-    norms = [
-        source.entry(source.resolve(gradient)).stats.get("l2", 0.0)
-        for source, key in ((dumps.ref, match.ref), (dumps.cand, match.cand))
-        if source.has_tensor(gradient := key_of(ACTIVATION_GRAD, split_key(key)[1]))
-    ]
-    return len(norms) > 1 and not isclose(*map(as_float, norms), rel_tol=_SAME_NORM)
 
 
 def _constants_by_gradient(unmatched: Pairing, equality: Equality) -> Iterator[Match]:
@@ -118,6 +103,28 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                 continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+
+
+def by_gradient(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of parameters that have the same gradient and differ by one number.
+
+    One program may add that by itself, as a norm that multiplies by 1 plus its scale.
+    """
+    gradients = {match.ref: match for match in unmatched.matched if match.matched_by == "fingerprint"}
+    free = frozenset(unmatched.only_cand)
+    for key in (key for key in unmatched.only_ref if split_key(key)[0] == PARAM and dumps.ref.has_tensor(key)):
+        if (match := gradients.get(gradient_key(key))) is None:
+            continue
+        keys = tuple(key_of(PARAM, split_key(each)[1]) for each in match.recipe.keys)
+        shapes = _shapes(dumps, match.ref, match.cand)
+        if (
+            all(each in free and dumps.cand.has_tensor(each) for each in keys)
+            and _shapes(dumps, key, *keys[:1]) == shapes
+        ):
+            recipe = replace(match.recipe, keys=keys)
+            apart = wide_values(recipe.array(dumps.cand)) - wide_values(dumps.ref.array(key))
+            if apart.size and float(np.ptp(apart)) <= SAME * float(np.abs(apart).max()):
+                yield Match(ref=key, recipe=recipe, matched_by=match.matched_by)
 
 
 def by_number(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

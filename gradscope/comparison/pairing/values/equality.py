@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
-from math import prod
-from typing import TypeAlias
+from math import isclose, prod
+from typing import Final, TypeAlias
 
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.digest import Digest
@@ -24,6 +24,7 @@ from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.naming import (
     ACTIVATION,
@@ -41,6 +42,9 @@ from gradscope.stats import stats_of_chunks
 
 #: Family, dtype, shape and hash; a parameter without a gradient is of a family of its own.
 ValueClass: TypeAlias = tuple[str, str, tuple[int, ...], Json]
+
+#: The relative error of the norms of two gradients that may be the same.
+_SAME_NORM: Final = 1e-2
 
 #: Returns the statistics of a tensor by its key.
 Statistics: TypeAlias = Callable[[str], Mapping[str, Json]]
@@ -114,6 +118,20 @@ class Equality:
         A straight-through estimator returns what it has rounded to, and another gradient arrives at each of the two.
         """
         return split_key(match.ref)[0] == ACTIVATION and self._gradients_agree(match) is False
+
+    def of_other_constants(self, match: Match) -> bool:
+        """Returns whether two activations are equal as constants alone, and other gradients arrive at them.
+
+        A state of zeros before a loop, and what the first step makes of it with a bias of zeros, have one value.
+        """
+        if split_key(match.ref)[0] != ACTIVATION or not is_constant(self.ref_stats(match.ref)):
+            return False
+        norms = [
+            source.entry(source.resolve(gradient)).stats.get("l2", 0.0)
+            for source, key in ((self._dumps.ref, match.ref), (self._dumps.cand, match.cand))
+            if source.has_tensor(gradient := gradient_key(key))
+        ]
+        return len(norms) > 1 and not isclose(*map(as_float, norms), rel_tol=_SAME_NORM)
 
     def _gradients_agree(self, match: Match) -> bool | None:
         """Returns whether the gradients of two tensors agree; None where a program has none, or has a constant."""
