@@ -54,6 +54,15 @@ def some_of_everything() -> list[Record]:
     ]
 
 
+def of_params(arrays: Mapping[str, np.ndarray]) -> MemoryDump:
+    """Returns a dump of parameters without statistics, by their names."""
+    entries = tuple(
+        Entry(family="param", name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
+        for n, (name, each) in enumerate(arrays.items())
+    )
+    return MemoryDump(Manifest(entries=entries), {f"param/{name}": each for name, each in arrays.items()})
+
+
 def write(path: Path, records: Iterable[Record], *, force: bool = True, **fields: Any) -> Path:
     """Writes records into a dump and returns its path."""
     with DumpWriter(path, force=force) as writer:

@@ -13,21 +13,11 @@ import pytest
 import gradscope as gs
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.structure.packed.stacked_parts import by_stacked_parts
-from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.record import SiteFacts
-from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import of_params
 
 LAYERS, WIDTH = 3, 8
 
 Arrays = Mapping[str, np.ndarray]
-
-
-def dump_of(arrays: Arrays) -> MemoryDump:
-    entries = tuple(
-        Entry(family="param", name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
-        for n, (name, each) in enumerate(arrays.items())
-    )
-    return MemoryDump(Manifest(entries=entries), {f"param/{name}": each for name, each in arrays.items()})
 
 
 def kernels(*sizes: int) -> list[list[np.ndarray]]:
@@ -65,7 +55,7 @@ def stacked_and_packed(of_layers: list[list[np.ndarray]]) -> Arrays:
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacks_are_matched_with_what_is_packed_otherwise(one: Any, other: Any, sizes: Any, *, turned: bool) -> None:
     arrays = [make(kernels(*sizes)) for make in ((other, one) if turned else (one, other))]
-    ref, cand = map(dump_of, arrays)
+    ref, cand = map(of_params, arrays)
     unmatched = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
     pairing = unmatched.with_matches(by_stacked_parts(Dumps(ref=ref, cand=cand), unmatched))
     assert (pairing.only_ref, pairing.only_cand) == ((), ())
@@ -79,7 +69,7 @@ def test_stacks_of_experts_that_are_packed_are_matched_with_those_that_are_apart
              for at, name in enumerate(("w1", "w3"))}  # fmt: skip
     joined = [np.stack([np.concatenate(own[2 * e : 2 * e + 2], axis=1) for e in range(experts)]) for own in of_layers]
     for ref, cand in ((gates, {"wi": np.stack(joined)}), ({"wi": np.stack(joined)}, gates)):
-        one, other = dump_of(ref), dump_of(cand)
+        one, other = of_params(ref), of_params(cand)
         unmatched = Pairing(only_ref=one.keys(), only_cand=other.keys())
         pairing = unmatched.with_matches(by_stacked_parts(Dumps(ref=one, cand=other), unmatched))
         assert (pairing.only_ref, pairing.only_cand) == ((), ())
@@ -89,8 +79,8 @@ def test_stacks_of_experts_that_are_packed_are_matched_with_those_that_are_apart
 
 def test_a_packed_tensor_of_wrong_values_is_matched_as_the_others_are() -> None:
     arrays = packed_in_layers(kernels(8, 8, 8))
-    ref = dump_of({name: each + (name == "1.in_proj") for name, each in arrays.items()})
-    cand = dump_of(stacked(kernels(8, 8, 8)))
+    ref = of_params({name: each + (name == "1.in_proj") for name, each in arrays.items()})
+    cand = of_params(stacked(kernels(8, 8, 8)))
     unmatched = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
     found = {match.ref: match for match in by_stacked_parts(Dumps(ref=ref, cand=cand), unmatched)}
     assert {key: match.matched_by for key, match in found.items()} == {
@@ -101,8 +91,8 @@ def test_a_packed_tensor_of_wrong_values_is_matched_as_the_others_are() -> None:
 
 
 def test_stacks_of_other_values_are_no_match() -> None:
-    ref = dump_of({name: each + 1 for name, each in packed_in_layers(kernels(8, 8, 8)).items()})
-    cand = dump_of(stacked(kernels(8, 8, 8)))
+    ref = of_params({name: each + 1 for name, each in packed_in_layers(kernels(8, 8, 8)).items()})
+    cand = of_params(stacked(kernels(8, 8, 8)))
     unmatched = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
     assert not list(by_stacked_parts(Dumps(ref=ref, cand=cand), unmatched))
 

@@ -7,19 +7,10 @@ import pytest
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.parts.by_parts import by_parts
-from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import of_params
 
 Arrays = dict[str, np.ndarray]
-
-
-def dump_of(params: Arrays) -> MemoryDump:
-    entries = tuple(
-        Entry(family="param", name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
-        for n, (name, each) in enumerate(params.items())
-    )
-    return MemoryDump(Manifest(entries=entries), {f"param/{name}": each for name, each in params.items()})
 
 
 def kernels(heights: tuple[int, ...], widths: tuple[int, ...]) -> Arrays:
@@ -47,24 +38,24 @@ def test_parts_in_whatever_order_are_found(heights: tuple[int, ...], widths: tup
     parts = kernels(heights, widths)
     whole = joined(parts, rows="hi", columns="acbd")
     own = {name: each.T.copy() for name, each in parts.items()} if turned else parts
-    found = matches(dump_of(own), dump_of({"linear/w": whole}))
+    found = matches(of_params(own), of_params({"linear/w": whole}))
     assert {each.ref for each in found} == {f"param/{name}" for name in parts}
     for match in found:
-        assert np.array_equal(match.recipe.array(dump_of({"linear/w": whole})), own[match.ref.removeprefix("param/")])
+        assert np.array_equal(match.recipe.array(of_params({"linear/w": whole})), own[match.ref.removeprefix("param/")])
         assert match.matched_by == "fingerprint"
     even = len(set(heights)) == 1 or len(set(widths)) == 1
-    (*joining,) = matches(dump_of({"linear/w": whole}), dump_of(own))
+    (*joining,) = matches(of_params({"linear/w": whole}), of_params(own))
     assert len(joining) == even
     for match in joining:
-        assert np.array_equal(match.recipe.array(dump_of(own)), whole)
+        assert np.array_equal(match.recipe.array(of_params(own)), whole)
 
 
 def test_one_part_of_other_values_is_the_one_whose_name_completes_the_others() -> None:
     parts = kernels((3, 5), (4, 4, 4, 4))
     whole = joined(parts)
     parts["cell/hb"] = parts["cell/hb"] + 1
-    found = {each.ref: each for each in matches(dump_of(parts), dump_of({"linear/w": whole}))}
+    found = {each.ref: each for each in matches(of_params(parts), of_params({"linear/w": whole}))}
     assert found["param/cell/hb"].matched_by == "order"
-    assert np.array_equal(found["param/cell/hb"].recipe.array(dump_of({"linear/w": whole})), whole[3:, 4:8])
+    assert np.array_equal(found["param/cell/hb"].recipe.array(of_params({"linear/w": whole})), whole[3:, 4:8])
     parts["cell/ha"] = parts["cell/ha"] + 1
-    assert not matches(dump_of(parts), dump_of({"linear/w": whole}))
+    assert not matches(of_params(parts), of_params({"linear/w": whole}))

@@ -9,7 +9,7 @@ import pytest
 
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.pairing.values.parts import uneven_parts as searched
-from tests.unit.comparison.pairing.values.parts.test_grid_parts import dump_of
+from tests.support.dumps import of_params
 
 _draw = np.random.default_rng(4).normal
 PARTS = {name: _draw(size=(6, width)).astype(np.float32) for name, width in (("q", 8), ("k", 4), ("v", 5))}
@@ -34,7 +34,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_of_tensors_that_have_nothing_in_common_no_order_is_tried(tried: list[str]) -> None:
     one, other = (
-        dump_of({f"{name}{at}": _draw(size=SHAPES[at % 4]).astype(np.float32) for at in range(24)}) for name in "ab"
+        of_params({f"{name}{at}": _draw(size=SHAPES[at % 4]).astype(np.float32) for at in range(24)}) for name in "ab"
     )
     assert not list(searched.uneven_parts(Dumps(ref=one, cand=other), one.keys(), other.keys()))
     assert len(tried) <= 20, "almost all of the 2,000 orders are ruled out"
@@ -44,7 +44,7 @@ def test_of_tensors_that_have_nothing_in_common_no_order_is_tried(tried: list[st
 @pytest.mark.parametrize("order", ["qkv", "vqk"])
 def test_parts_are_found_that_are_rounded(tried: list[str], dtype: Any, order: str) -> None:
     whole = np.concatenate([PARTS[name] for name in order], 1).astype(dtype)
-    apart, packed = dump_of(PARTS), dump_of({"packed": whole})
+    apart, packed = of_params(PARTS), of_params({"packed": whole})
     found = list(searched.uneven_parts(Dumps(ref=apart, cand=packed), apart.keys(), packed.keys()))
     assert {each.ref for each in found} == {f"param/{name}" for name in PARTS}
     assert tried
