@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reading_bench.files import write_dump, write_foreign
+from reading_bench.files import write_dump, write_foreign, write_unrelated
 
 #: The number of tensors from which equal ones are left out, because writing them takes minutes.
 _MOST_EQUAL = 70_000
@@ -91,6 +91,15 @@ def cases(folder: Path, *, quick: bool) -> Iterator[Case]:
                 command=(*ours, "compare", one, other),
                 limit=10.0,
             )
+    for count in (150, 300) if quick else (150, 300, 600, 1_200):
+        one, other = (f"{side}unrelated{count}.npz" for side in ("one", "other"))
+        _written(write_unrelated, folder / one, count, name="layer[{}]/w".format, seed=0)
+        _written(write_unrelated, folder / other, count, name="block{}of.weight".format, seed=1)
+        yield Case(
+            what=f"compare, {count:,} kernels of nothing in common: CPU seconds",
+            command=(*ours, "compare", one, other),
+            limit=count / 60,
+        )
     mebibytes = 64 if quick else 1024
     for name in ("x.npz", "y.npz"):
         _written(write_foreign, folder / name, mebibytes)

@@ -44,6 +44,24 @@ def write_dump(path: Path, count: int, *, name: Callable[[int], str], equal: boo
         writer.commit(RunFacts(loss=1.0))
 
 
+def write_unrelated(path: Path, count: int, *, name: Callable[[int], str], seed: int) -> None:
+    """Writes an `.npz` of random kernels of four shapes, of which some could be packed in others by their shapes.
+
+    Args:
+        path: The file.
+        count: The number of kernels.
+        name: Returns the name of a kernel by its number.
+        seed: What their values are drawn with.
+    """
+    random = np.random.default_rng(seed)
+    shapes = (4, 8), (8, 8), (8, 16), (2, 2)
+    arrays: dict[str, Any] = {
+        f"param/{name(number)}": random.standard_normal(shapes[number % len(shapes)], np.float32)
+        for number in range(count)
+    }
+    np.savez(path, **arrays)
+
+
 def write_foreign(path: Path, mebibytes: int) -> None:
     """Writes an `.npz` of so many MiB of random float32 with NumPy."""
     random = np.random.default_rng(0)

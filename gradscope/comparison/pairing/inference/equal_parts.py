@@ -153,7 +153,7 @@ def _agreeing(
 
 def same(*arrays: Array) -> float:
     """Returns how far the values of some arrays that are the same may differ."""
-    return max(SAME, *(rounding(array.dtype.name) for array in arrays))
+    return max(SAME, *(rounding(dtype) for dtype in {array.dtype.name for array in arrays}))
 
 
 def rounding(dtype: str) -> float:

@@ -42,9 +42,15 @@ def pairs_adding_up(projections: Array, total: float) -> Iterator[tuple[int, int
         total: Their sum.
     """
     scale = _ROUNDING * max(abs(total), float(np.abs(projections).max(initial=0.0)))
-    for place, number in enumerate(projections):
-        for close in np.flatnonzero(np.abs(projections[place + 1 :] + number - total) <= scale):
-            yield place, place + 1 + int(close)
+    order = np.argsort(projections)
+    missing = total - projections
+    # Twice as far, since these bounds are rounded themselves.
+    first = np.searchsorted(projections, missing - 2 * scale, side="left", sorter=order)
+    end = np.searchsorted(projections, missing + 2 * scale, side="right", sorter=order)
+    for place in np.flatnonzero(end > first):
+        others = np.sort(order[first[place] : end[place]])
+        close = np.abs(projections[others] + projections[place] - total) <= scale
+        yield from ((int(place), int(other)) for other in others[close & (others > place)])
 
 
 def blocks_of_sum(total: Array, found: Array, gradients: tuple[Array | None, Array | None]) -> tuple[int, ...]:

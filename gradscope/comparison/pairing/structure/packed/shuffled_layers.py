@@ -3,7 +3,7 @@
 A layer that packs the query, key and value of each head side by side has in its output the features of one head of each
 after the other, where the other program has a layer for all queries, one for all keys, and one for all values. Or one
 of several that are joined or stacked has the halves of its heads in another order. The order of the blocks is that of
-the parameters (`values.parts.uneven_parts`).
+the parameters (`values.parts.joined.uneven_parts`).
 """
 
 from __future__ import annotations

@@ -33,19 +33,26 @@ _STACKED: Final = (PARAM, STATE)
 #: The most slices of a stack: a program has hardly more layers.
 _MOST_SLICES: Final = 512
 
+#: The most slices of a stack that are all tried at once.
+_FEW: Final = 4
+
 
 def by_stacked_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of stacked parameters whose slices are packed in tensors of the other program, or pack them."""
     for count, stacks in _stacks(dumps.cand, unmatched.only_cand).items():
         if len(unmatched.only_ref) >= count:
-            slices = _Slices(dumps.cand, stacks)
-            sliced = replace(unmatched, only_cand=slices.names)
-            yield from _of_candidate(_found(replace(dumps, cand=slices), sliced), slices, count)
+            for slices in _sliced(dumps.cand, stacks, count):
+                sliced = replace(unmatched, only_cand=slices.names)
+                if not (found := _found(replace(dumps, cand=slices), sliced)):
+                    break
+                yield from _of_candidate(found, slices, count)
     for count, stacks in _stacks(dumps.ref, unmatched.only_ref).items():
         if len(unmatched.only_cand) >= count:
-            slices = _Slices(dumps.ref, stacks)
-            sliced = replace(unmatched, only_ref=slices.names)
-            yield from _of_reference(_found(replace(dumps, ref=slices), sliced), slices, dumps.cand, count)
+            for slices in _sliced(dumps.ref, stacks, count):
+                sliced = replace(unmatched, only_ref=slices.names)
+                if not (found := _found(replace(dumps, ref=slices), sliced)):
+                    break
+                yield from _of_reference(found, slices, dumps.cand, count)
 
 
 def _found(dumps: Dumps, pairing: Pairing) -> tuple[Match, ...]:
@@ -63,15 +70,23 @@ def _stacks(source: DumpSource, keys: Iterable[str]) -> Mapping[int, Sequence[st
     return found
 
 
+def _sliced(source: DumpSource, stacks: Sequence[str], count: int) -> Iterator[_Slices]:
+    """Yields a few slices of each of some stacks, and then all: where nothing is found of these, no stack is."""
+    if count > _FEW:
+        yield _Slices(source, stacks, (0, count // 2, count - 1))
+    yield _Slices(source, stacks, range(count))
+
+
 class _Slices(WholeArrays):
     """_Slices is a dump of the slices of some tensors of another one, and of their gradients.
 
     Args:
         source: The other dump.
         stacks: The keys of the tensors.
+        numbers: The numbers of the slices.
     """
 
-    def __init__(self, source: DumpSource, stacks: Sequence[str]) -> None:
+    def __init__(self, source: DumpSource, stacks: Sequence[str], numbers: Sequence[int]) -> None:
         self._source = source
         self._of: dict[str, tuple[str, int]] = {}
         entries: dict[str, Entry] = {}
@@ -79,7 +94,7 @@ class _Slices(WholeArrays):
         gradients = [key for key in map(gradient_key, stacks) if key in known and source.has_tensor(key)]
         for key in (*stacks, *gradients):
             entry = source.entry(key)
-            for number in range(entry.shape[0]):
+            for number in numbers:
                 name = f"{entry.name}[{number}]"
                 self._of[key_of(entry.family, name)] = key, number
                 entries[key_of(entry.family, name)] = replace(entry, name=name, shape=entry.shape[1:])

@@ -16,28 +16,24 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout
+from gradscope.comparison.layout.layouts import AxisLayout, Shape
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.packed_parts import Cut, PackedParts, cuts, packed_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.parts.constant_parts import ConstantParts
-from gradscope.comparison.pairing.values.parts.grid_parts import grid_parts
-from gradscope.comparison.pairing.values.parts.part_candidates import (
-    PartCandidates,
-    ShiftedNames,
-    SolvedNames,
-    layer_of,
-)
+from gradscope.comparison.pairing.values.parts.joined.grid_parts import grid_parts
+from gradscope.comparison.pairing.values.parts.joined.uneven_parts import uneven_parts
+from gradscope.comparison.pairing.values.parts.part_candidates import PartCandidates
+from gradscope.comparison.pairing.values.parts.part_names import ShiftedNames, SolvedNames, layer_of
 from gradscope.comparison.pairing.values.parts.parts_beside_zeros import parts_beside_zeros
-from gradscope.comparison.pairing.values.parts.uneven_parts import uneven_parts
 from gradscope.comparison.pairing.values.parts.used_in_turn import UsedInTurn
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
@@ -135,6 +131,9 @@ def _by_names(
         shifted.add(each.key, each.parts)
         alike.setdefault((holder.entry(each.key).shape, len(each.parts)), each)
         of_layer[layer_of(each.key)].append(each.parts)
+    in_size: defaultdict[tuple[Shape, int], list[str]] = defaultdict(list)
+    for key in keys:
+        in_size[holder.entry(key).shape[:1], _size(holder, key)].append(key)
     for key in keys:
         shape = holder.entry(key).shape
         proposed = chain(names.parts_of(key), shifted.parts_of(key))
@@ -143,7 +142,7 @@ def _by_names(
         if not parts:
             layers = (free.beside(each, math.prod(shape)) for each in of_layer[layer_of(key)])
             parts = next(filter(None, layers), []) or _mostly(holder, key, other, free, of_ref=of_ref)
-            parts = parts or _in_turn(holder, key, keys, free, in_turn)
+            parts = parts or _in_turn(key, shape, in_size[shape[:1], math.prod(shape)], free, in_turn)
             # The terms of a sum of biases are beside a kernel, too, and are no biases of its parts.
             found = _partly_agreeing(holder, key, other, parts, least=-(-len(parts) // 2), of_ref=of_ref)
         if parts and found is not None:
@@ -152,11 +151,9 @@ def _by_names(
             yield replace(found, key=key, parts=tuple(parts), matched_by="order")
 
 
-def _in_turn(holder: DumpSource, key: str, keys: Iterable[str], free: PartCandidates, in_turn: UsedInTurn) -> list[str]:
+def _in_turn(key: str, shape: Shape, alike: Sequence[str], free: PartCandidates, in_turn: UsedInTurn) -> list[str]:
     """Returns the parts of a stack by when they are used, as where one has the values of another layer's."""
-    shape = holder.entry(key).shape
     count, size = (shape or (0,))[0], math.prod(shape)
-    alike = [each for each in keys if holder.entry(each).shape[:1] == (count,) and _size(holder, each) == size]
     return in_turn.parts(key, alike, free.of_size(size // count), count) if count > 1 and size else []
 
 
@@ -169,7 +166,10 @@ def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidate
     for count in counts:
         for cut in cuts(array.shape, count):
             blocks = cut.blocks(array, count)
-            singles = {each: other.array(each) for each in free.near(blocks)}
+            near = free.near(blocks)
+            if len(near) < count - 1:
+                continue
+            singles = {each: other.array(each) for each in near}
             found = [_single(block, singles, of_ref=of_ref) for block in blocks]
             if None not in found and any(each is not None and each[1].interleaved for each in found):
                 return []  # those without rotary positions have no halves that are interleaved

@@ -27,7 +27,7 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.bounds import statistics_agree
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equality import is_constant, is_measured
-from gradscope.comparison.pairing.values.parts.part_candidates import SolvedNames, spelt, words_of
+from gradscope.comparison.pairing.values.parts.part_names import SolvedNames, spelt, words_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import PARAM, PARAM_GRAD, STATE, gradient_key, split_key

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.comparison.pairing.matching import Dumps
-from gradscope.comparison.pairing.values.parts import uneven_parts as searched
+from gradscope.comparison.pairing.values.parts.joined import uneven_parts as searched
 from tests.support.dumps import of_params
 
 _draw = np.random.default_rng(4).normal

@@ -11,8 +11,10 @@ completes those of the others.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from typing import Final
 
@@ -20,11 +22,11 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import wide_values
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Split, Transpose
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
+from gradscope.comparison.pairing.values.parts.joined.shared_elements import joined_tolerance
 from gradscope.comparison.pairing.values.parts.part_candidates import PartCandidates
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -106,20 +108,27 @@ def _into(sizes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Grid]:
-    free = [single for single in singles if _is_matrix(other, single)]
-    for key in keys:
-        if not _is_matrix(holder, key) or len(free) < _FEWEST**2:
-            continue
+    free: defaultdict[tuple[int, ...], dict[str, int]] = defaultdict(dict)
+    for place, single in enumerate(singles):
+        if _is_matrix(other, single):
+            free[other.entry(single).shape][single] = place
+    corners_of = cache(partial(_corners, other))
+    for key in filter(partial(_is_matrix, holder), keys):
         shape = holder.entry(key).shape
         for turned in (False, True):
-            order = -1 if turned else 1
-            smaller = [each for each in free if _fits(other.entry(each).shape[::order], shape)]
-            if not _FEWEST**2 <= len(smaller) <= _MOST_PARTS:
+            fitting = [own for own in free if _fits(own[:: -1 if turned else 1], shape)]
+            if not _FEWEST**2 <= sum(len(free[own]) for own in fitting) <= _MOST_PARTS:
                 continue
-            if sum(math.prod(other.entry(each).shape) for each in smaller) < math.prod(shape):
+            if sum(math.prod(own) * len(free[own]) for own in fitting) < math.prod(shape):
                 continue  # they are too small, and the tensor is not read
+            places = {single: place for own in fitting for single, place in free[own].items()}
+            smaller = sorted(places, key=places.__getitem__)
+            corners = [each for single in smaller for each in corners_of(single)]
+            if not _has_corners(holder, key, other, smaller, corners):
+                continue
             if (grid := _grid(holder, key, other, smaller, turned=turned)) is not None:
-                free = [each for each in free if each not in grid.parts]
+                for part in grid.parts:
+                    del free[other.entry(part).shape][part]
                 yield grid
                 break
 
@@ -133,13 +142,25 @@ def _fits(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return all(0 < one < size for one, size in zip(part, whole, strict=True)) and math.prod(part) >= _FEWEST
 
 
+def _corners(source: DumpSource, key: str) -> tuple[float, float]:
+    array = wide_values(source.array(key))
+    return float(array[0, 0]), float(array[-1, -1])
+
+
+def _has_corners(
+    holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str], corners: Sequence[float]
+) -> bool:
+    """Returns whether a matrix has one of some numbers in a corner, which rules out almost all without another look."""
+    joined = wide_values(holder.array(key))
+    reach = joined_tolerance(holder.entry(key).dtype, other, singles) * float(np.abs(joined).max())
+    return bool((np.abs(np.subtract.outer([joined[0, 0], joined[-1, -1]], corners)) <= reach).any())
+
+
 def _grid(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str], *, turned: bool) -> _Grid | None:
     """Returns the rows and columns of parts that a tensor is joined of; None where there are none."""
-    entry = holder.entry(key)
     joined, parts = wide_values(holder.array(key)), {each: wide_values(other.array(each)) for each in singles}
     parts = {each: array.T for each, array in parts.items()} if turned else parts
-    tolerance = max(default_tolerance(PARAM, entry.dtype, other.entry(each).dtype) for each in singles)
-    found = _places(joined, parts, tolerance)
+    found = _places(joined, parts, joined_tolerance(holder.entry(key).dtype, other, singles))
     if not found:
         return None
     tops, lefts = (sorted({0, *(place[axis] for place in found)}) for axis in (0, 1))
@@ -160,11 +181,7 @@ def _grid(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str
 
 
 def _places(joined: Array, parts: Mapping[str, Array], tolerance: float) -> dict[tuple[int, int], str]:
-    """Returns which parts a matrix has, by the place of their first element; none where it has none in a corner."""
-    corners = [joined[0, 0], joined[-1, -1]]
-    ends = [each for array in parts.values() for each in (array[0, 0], array[-1, -1])]
-    if not np.isclose(np.subtract.outer(corners, ends), 0.0, atol=tolerance * float(np.abs(joined).max())).any():
-        return {}  # almost all matrices are ruled out without another look at their elements
+    """Returns which parts a matrix has, by the place of their first element."""
     order = np.argsort(joined, axis=None)
     ordered = joined.reshape(-1)[order]
     found: dict[tuple[int, int], str] = {}

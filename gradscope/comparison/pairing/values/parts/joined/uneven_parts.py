@@ -19,32 +19,32 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.values.parts.joined_tensors import JoinedAxes, JoinedParts, PlainShape, PlainShapes
-from gradscope.comparison.pairing.values.parts.part_candidates import ShiftedNames, constant_of, spelt
+from gradscope.comparison.pairing.values.parts.joined.joined_tensors import (
+    JoinedAxes,
+    JoinedParts,
+    PlainShape,
+    PlainShapes,
+)
+from gradscope.comparison.pairing.values.parts.joined.shared_elements import SharedElements, joined_tolerance
+from gradscope.comparison.pairing.values.parts.part_names import ShiftedNames, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM
 
 #: The most axes of a tensor whose parts are tried with their axes in every order: those of a convolution of images.
 _MOST_AXES: Final = 4
 
 #: The most tensors that are tried as parts of one: all of them are read.
 _MOST_PARTS: Final = 128
-
-#: How many elements of a tensor are looked for among those of its parts at first, and how many of them are there.
-_SAMPLE: Final = 32
-_AMONG: Final = 0.75
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -71,7 +71,12 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
         entry = other.entry(single)
         free[entry.shape, entry.dtype][single] = place
     solved: list[JoinedParts] = []
+    shared = SharedElements(other)
+    # Tensors of one shape follow each other: they have the same candidates, whose elements are read and sorted once.
+    in_turn: defaultdict[tuple[Shape, str], list[str]] = defaultdict(list)
     for key in keys:
+        in_turn[holder.entry(key).shape, holder.entry(key).dtype].append(key)
+    for key in chain.from_iterable(in_turn.values()):
         entry = holder.entry(key)
         packed = _plain(entry.shape)
         if not 0 < len(packed) <= _MOST_AXES:
@@ -87,7 +92,8 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
         if sum(size * len(alike) for size, alike in of_shape) < math.prod(entry.shape):
             continue  # they are too small, and the tensor is not read
         places = {single: place for alike in fitting for single, place in alike.items()}
-        if (joined := _joined(holder, key, other, sorted(places, key=places.__getitem__))) is not None:
+        ordered = sorted(places, key=places.__getitem__)
+        if shared.are_of(holder, key, ordered) and (joined := _joined(holder, key, other, ordered)) is not None:
             for alike in fitting:
                 for part in joined.parts:
                     alike.pop(part, None)
@@ -149,14 +155,10 @@ def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape
 
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> JoinedParts | None:
-    if constant_of(holder, key) is not None:
-        return None  # the parts of a constant are no evidence, and it is not read as a whole
     stored, dtype = holder.entry(key).shape, holder.entry(key).dtype
     packed = holder.array(key).reshape(_plain(stored))
-    tolerance = max(default_tolerance(PARAM, dtype, other.entry(single).dtype) for single in singles)
+    tolerance = joined_tolerance(dtype, other, singles)
     read = {single: other.array(single) for single in singles}
-    if not _are_among(packed, [*read.values()], tolerance):
-        return None
     arrays = {single: array.reshape(_plain(array.shape, packed.ndim)) for single, array in read.items()}
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
@@ -173,19 +175,6 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
                     order = (found.blocks, found.across)
                     return JoinedParts(key, found.parts, sizes, axis, axes, whole, each, *order, view.stacked)
     return None
-
-
-def _are_among(packed: Array, parts: Sequence[Array], tolerance: float) -> bool:
-    """Returns whether most of some elements of a tensor are among those of others, whatever their order.
-
-    Of tensors that have nothing to do with each other this rules out nearly all before any order is tried.
-    """
-    elements = packed.reshape(-1)[np.linspace(0, packed.size - 1, min(_SAMPLE, packed.size)).astype(np.int64)]
-    ordered = np.sort(np.concatenate([part.reshape(-1) for part in parts]).astype(np.float64))
-    elements = elements.astype(np.float64)
-    reach = tolerance * np.maximum(np.abs(elements), np.sqrt(np.square(elements).mean()))
-    first, end = (np.searchsorted(ordered, elements + sign * reach) for sign in (-1, 1))
-    return bool((end > first).mean() >= _AMONG)
 
 
 def _along(
