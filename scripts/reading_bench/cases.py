@@ -37,6 +37,7 @@ class Case:
         against: The command whose time is the unit; None for seconds.
         limit: What the figure should not exceed.
         wall: Whether time is that of the clock, and not of the processor.
+        status: The exit status of the command.
         memory_limit: What its resident memory should not exceed, in MiB; None where memory is not of interest.
     """
 
@@ -45,6 +46,7 @@ class Case:
     against: tuple[str, ...] | None = None
     limit: float
     wall: bool = False
+    status: int = 0
     memory_limit: int | None = None
 
 
@@ -99,6 +101,7 @@ def cases(folder: Path, *, quick: bool) -> Iterator[Case]:
             what=f"compare, {count:,} kernels of nothing in common: CPU seconds",
             command=(*ours, "compare", one, other),
             limit=count / 60,
+            status=2,
         )
     mebibytes = 64 if quick else 1024
     for name in ("x.npz", "y.npz"):

@@ -45,12 +45,12 @@ class Figure:
     memory_limit: int | None
 
 
-def measured(folder: Path, run: Callable[[list[str], str], Cost], *, quick: bool) -> list[Figure]:
+def measured(folder: Path, run: Callable[..., Cost], *, quick: bool) -> list[Figure]:
     """Measures every case.
 
     Args:
         folder: An empty folder.
-        run: Runs a command in a folder.
+        run: Runs a command in a folder, and exits where its exit status is none of `statuses`.
         quick: Whether files and repetitions are few.
     """
     return [_figure(case, folder, run, 2 if quick else 3) for case in cases(folder, quick=quick)]
@@ -72,11 +72,11 @@ def write_page(path: Path, figures: Sequence[Figure]) -> None:
     path.write_text(f"{_HEAD}Measured with {machine}.\n\n" + "\n".join(table) + "\n", encoding="utf-8")
 
 
-def _figure(case: Case, folder: Path, run: Callable[[list[str], str], Cost], repeats: int) -> Figure:
+def _figure(case: Case, folder: Path, run: Callable[..., Cost], repeats: int) -> Figure:
     values: list[float] = []
     memory = 0.0
     for _ in range(repeats):
-        cost = run([*case.command], str(folder))
+        cost = run([*case.command], str(folder), statuses=(case.status,))
         unit = 1.0 if case.against is None else _time(case, run([*case.against], str(folder)))
         values.append(_time(case, cost) / unit)
         memory = max(memory, cost.peak)
