@@ -176,13 +176,14 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
 
 
 def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about parameters, or slices of them, of which one program alone has a gradient."""
+    """Returns clauses about parameters, or slices of them, and inputs of which one program alone has a gradient."""
     clauses: list[str] = []
     for ratio, side in ((0.0, "candidate"), (math.inf, "reference")):
         names = [
             row.name
             for row in rows
-            if (row.family, row.status) == (PARAM_GRAD, "different")
+            if row.family in (PARAM_GRAD, INPUT_GRAD)
+            and row.status == "different"
             and (row.metrics.get("norm_ratio") == ratio or row.why.startswith(no_gradient_in(side)))
         ]
         if names:

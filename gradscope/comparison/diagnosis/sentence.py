@@ -28,7 +28,6 @@ from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.same_sentence import agreement, of_products
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.metrics.evidence import no_gradient_in
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
 from gradscope.naming.paths import loops_around, without_occurrence
@@ -136,18 +135,10 @@ def _directions(
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
+        names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
         agree = "so do the gradients of activations" if forward.endswith("agrees") else "gradients of activations agree"
-        return [f"Backward only: {_uncapitalised(forward)}, and {agree}, but {_differ(differing)}"]
+        return [f"Backward only: {_uncapitalised(forward)}, and {agree}, but not those of {names}"]
     return [each for each in (forward, backward) if each]
-
-
-def _differ(gradients: Sequence[ComparisonRow]) -> str:
-    """Returns which gradients differ though those of activations agree, or in which program none arrives at all."""
-    names = some_of([row.name for row in sorted(gradients, key=lambda row: -row.index)])
-    for side in ("reference", "candidate"):
-        if all(row.why.startswith(no_gradient_in(side)) for row in gradients):
-            return f"{no_gradient_in(side)} at {names}"
-    return f"not those of {names}"
 
 
 def _without_growth_behind(gradient: ComparisonRow, forward: ComparisonRow | None) -> ComparisonRow:

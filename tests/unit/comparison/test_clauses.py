@@ -83,6 +83,23 @@ def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(re
 
 
 @cache
+@pytest.mark.parametrize("stopped", ["kernel", "x"])
+def test_it_is_said_in_which_program_no_gradient_arrives_at_a_parameter_or_an_input(stopped: str) -> None:
+    def captured(stopped: str = "") -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            kernel, x = (
+                jax.lax.stop_gradient(each) if name == stopped else each
+                for name, each in (("kernel", weights["kernel"]), ("x", batch["x"]))
+            )
+            return jnp.square(jnp.tanh(x @ kernel) - batch["y"]).mean()
+
+        return gs.capture(loss, {"kernel": KERNELS["first"]}, BATCH, origins=False)
+
+    found = gs.compare(captured(), captured(stopped))
+    assert f"no gradient arrives at `{stopped}` in the candidate" in found.sentence, found.sentence
+    assert f"no gradient arrives at `{stopped}` in the reference" in gs.compare(captured(stopped), captured()).sentence
+
+
 def _packed(order: tuple[int, int, int], names: tuple[str, str], *, other_layer: float = 1.0) -> Dump:
     """A gated layer whose three kernels are one, in an order that the program does not know, and a dense layer."""
     kernel = np.concatenate([list(KERNELS.values())[index] for index in order], 1)

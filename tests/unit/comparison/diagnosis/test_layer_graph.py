@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import blame_of
 from gradscope.comparison.diagnosis.unpaired_sources import Program
-from gradscope.comparison.metrics.evidence import no_gradient_in
 from gradscope.dump.manifest import layer_graph
 from gradscope.dump.manifest.layer_graph import NearestKeys, consequences, readers_of, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -166,13 +164,6 @@ def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
         "Backward only: forward agrees, and so do the gradients of activations, but not those of `w`; "
         "1 parameter gradient differs, of `w`."
     )
-
-
-@pytest.mark.parametrize("side", ["reference", "candidate"])
-def test_it_is_said_in_which_program_no_gradient_of_a_parameter_arrives(side: str) -> None:
-    lost = replace(row("param_grad", "w"), why=f"{no_gradient_in(side)} (disconnected), and in the other one does")
-    rows = row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), lost
-    assert f", but no gradient arrives in the {side} at `w`; 1 parameter gradient differs" in sentence(*rows)
 
 
 def test_what_agrees_only_within_its_noise_is_said_to() -> None:
