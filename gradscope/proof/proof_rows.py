@@ -88,7 +88,9 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         narrow: The narrow type that its function computes in; None where there is none.
     """
     rule, outcome, wrong, function = found.rule, found.outcome, found.arguments, found.rule.call.rule
-    row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
+    # Of what JAX defines, such as `custom_root`, the program states the rule where it calls the function.
+    source = rule.call.source if function.of_jax else function.source
+    row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, source)
     factors = {each.factor for each in wrong}
     chosen = f"where {rule.chosen}" if rule.chosen else None
     row = replace(
