@@ -71,7 +71,8 @@ def rule_outcomes(
     rules = [rule for rule in rules if not rule.needs_mesh]
     if not rules:
         return
-    calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
+    with widening.context():
+        calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
 
     def observed(values: Sequence[Any]) -> Neighbourhood:
         with widening.context():
