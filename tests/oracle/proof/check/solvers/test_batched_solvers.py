@@ -47,3 +47,25 @@ def test_a_rule_is_as_exact_as_its_batched_solver(factor: float, status: str) ->
     found = proof(loss_by(factor), VARIABLES, INPUTS)
     assert "does not run in float64" in found.notes[0]
     assert (rule(found, "fixed").status, found.verdict) == (status, status)
+
+
+def test_differences_of_a_bisection_that_ends_by_itself_show_nothing() -> None:
+    """The body of its loop tells that it is done, so that it cannot go on; its steps may only be held to less."""
+
+    @jax.custom_vjp
+    def halved(a: Any) -> Any:
+        def halve(state: Any) -> Any:
+            low, high, done = state
+            middle = (low + high) / 2
+            above = middle**3 + middle > a
+            low, high = jnp.where(done | above, low, middle), jnp.where(done | ~above, high, middle)
+            return low, high, high - low < 1e-4
+
+        low, high, _ = lax.while_loop(
+            lambda state: ~state[2], halve, (jnp.full_like(a, -2.0), jnp.full_like(a, 1.0), False)
+        )
+        return (low + high) / 2
+
+    halved.defvjp(lambda a: (y := halved(a), y), lambda y, g: (g / (3 * y * y + 1),))
+    found = proof(lambda params, x: jnp.sum(jax.vmap(halved)(jnp.sin(params["a"])) * x.sum(axis=0)), VARIABLES, INPUTS)
+    assert "wrong" not in {row.status for row in found.rows}
