@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -111,7 +111,7 @@ def outcome(
         return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
-    result = _by_solvers(claim, found, result, tightened, tolerance)
+    result = _by_solvers(_Level(claim, found, result), tightened, tolerance)
     return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
 
 
@@ -137,7 +137,7 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
 
 
 class _Level(NamedTuple):
-    """A `_Level` is a claim whose solvers run longer, its finite difference, and how both compare."""
+    """A `_Level` is a claim with the usual solvers or those that run longer, its difference, and how both compare."""
 
     claim: Claim
     there: Estimate
@@ -149,13 +149,7 @@ class _Level(NamedTuple):
         return (self.claim.derivative - self.there.value) / _size(self.claim, self.there)
 
 
-def _by_solvers(
-    claim: Claim,
-    found: Estimate,
-    result: Outcome,
-    tightened: Mapping[Tightening, Callable[[], Claim]],
-    tolerance: float,
-) -> Outcome:
+def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim]], tolerance: float) -> Outcome:
     """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error.
 
     A small error that none of them shows again, and none explains, proves nothing. An error may be small along one
@@ -165,6 +159,7 @@ def _by_solvers(
     first: Outcome | None = None
     levels: dict[Tightening, _Level] = {}
     shown: list[bool] = []
+    result = usual.compared
     largest = last = result.error
     for tightening, make in tightened.items():
         if tightening == "most repetitions" and last > largest / 2:
@@ -172,26 +167,37 @@ def _by_solvers(
         tighter = make()
         there = finite_difference(tighter.loss_at, tighter.epsilon)
         again = _compared(tighter, there, tolerance)
-        levels[tightening] = _Level(tighter, there, again)
-        explained = _with_solvers(claim, found, result, tighter, there, largest=largest)
+        levels[tightening] = level = _Level(tighter, there, again)
+        explained = _with_solvers(usual, level, largest=largest)
         first = explained if explained is not None and (first is None or first.status != "correct") else first
         if first is not None and first.status == "correct" and again.status != "wrong":
             break
         last = again.error
-        near = _moved(claim, found, tighter, there) <= TOO_COARSE  # farther away, a loop may be no solver
+        near = _moved(usual, level) <= TOO_COARSE  # farther away, a loop may be no solver
         if again.status == "wrong" and near and not there.rough and again.error > largest:
             largest = again.error
         shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
     factors = tuple(each.compared.factor for each in levels.values())
-    if first is None and ((shown and not any(shown)) or claim.hides_solvers) and result.error <= _UNPROVEN:
+    if first is None and ((shown and not any(shown)) or usual.claim.hides_solvers) and result.error <= _UNPROVEN:
         return replace(result, status="not checked", expected=_UNPROVEN, solved=True)
-    first = first or _unsettled(claim, found, result, levels)
+    first = first or _unsettled(usual, levels)
     if first is not None and (first.status != "correct" or not _leave_error(levels)):
         return replace(first, longer=factors)
+    if first is None and _jumps(usual, levels.values()):
+        return replace(result, status="not checked", expected=result.error, longer=factors, solved=True)
     return replace(result, longer=factors)
 
 
-def _unsettled(claim: Claim, found: Estimate, result: Outcome, levels: Mapping[Tightening, _Level]) -> Outcome | None:
+def _jumps(usual: _Level, levels: Iterable[_Level]) -> bool:
+    """Returns whether a solution jumps, as of a bisection, so that all differences are zero, or others and unclear."""
+    size = _size(usual.claim, usual.there)
+    moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= TOO_COARSE * size]
+    unclear = [each.there.rough or each.compared.status == "not checked" for each in moved]
+    zero = [usual.there.value == each.there.value == 0 for each in moved]
+    return bool(moved) and all(map(max, unclear, zero))
+
+
+def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | None:
     """Returns the outcome of a claim whose error is small beside those of slow solvers; None where it is not.
 
     Where the solvers run longest, claim and difference are far less apart than they have moved, and still move: an
@@ -200,8 +206,7 @@ def _unsettled(claim: Claim, found: Estimate, result: Outcome, levels: Mapping[T
     if not {"many repetitions", "most repetitions"} <= levels.keys():
         return None
     before, last = levels["many repetitions"], levels["most repetitions"]
-    moved = _moved(claim, found, last.claim, last.there)
-    moving = _moved(before.claim, before.there, last.claim, last.there)
+    result, moved, moving = usual.compared, _moved(usual, last), _moved(before, last)
     expected = result.expected + last.compared.expected + last.compared.error + moved
     less = last.compared.error <= _SHRUNK * moved and moving > _SHRUNK * last.compared.error
     known = less and result.error <= moved and not last.there.rough and expected <= TOO_COARSE
@@ -219,36 +224,34 @@ def _leave_error(levels: Mapping[Tightening, _Level]) -> bool:
     before, last = levels["many repetitions"], levels["most repetitions"]
     ends = [levels[each] for each in ("further", "most repetitions") if each in levels]
     wrong = all(each.compared.status == "wrong" and not each.there.rough for each in ends)
-    still = _moved(before.claim, before.there, last.claim, last.there) <= _SHRUNK * last.compared.error
+    still = _moved(before, last) <= _SHRUNK * last.compared.error
     return wrong and still and all(abs(each.apart - last.apart) <= _SHRUNK * last.compared.error for each in ends)
 
 
-def _moved(claim: Claim, found: Estimate, tighter: Claim, there: Estimate) -> float:
+def _moved(usual: _Level, tighter: _Level) -> float:
     """Returns how far solvers move a claim and its finite difference, relative to the size of both."""
-    return (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
+    of_claim = abs(usual.claim.derivative - tighter.claim.derivative)
+    return (of_claim + abs(usual.there.value - tighter.there.value)) / _size(usual.claim, usual.there)
 
 
-def _with_solvers(
-    claim: Claim, found: Estimate, result: Outcome, tighter: Claim, there: Estimate, *, largest: float
-) -> Outcome | None:
+def _with_solvers(usual: _Level, tighter: _Level, *, largest: float) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
     It does where their largest error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far
     from the finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution
     jumps, as that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
     """
-    again = _compared(tighter, there)
+    again, result = _compared(tighter.claim, tighter.there), usual.compared
     # What is expected has a large margin of safety, so differences that are not expected to be better than the error
     # itself still show that it is gone.
-    if there.rough or again.expected > largest or not again.error <= _SHRUNK * largest:
+    if tighter.there.rough or again.expected > largest or not again.error <= _SHRUNK * largest:
         return None
-    size = _size(claim, found)
-    moved = abs(claim.derivative - tighter.derivative) / size
+    moved = abs(usual.claim.derivative - tighter.claim.derivative) / _size(usual.claim, usual.there)
     expected = again.expected + moved
-    with_differences = result.expected + again.expected + again.error + _moved(claim, found, tighter, there)
+    with_differences = result.expected + again.expected + again.error + _moved(usual, tighter)
     if with_differences <= TOO_COARSE:
         return replace(result, status="correct", expected=with_differences)
-    error = abs(claim.derivative - there.value) / size
+    error = abs(usual.claim.derivative - tighter.there.value) / _size(usual.claim, usual.there)
     if error <= expected <= TOO_COARSE:
         return replace(result, status="correct", error=error, expected=expected)
     if again.error > expected and moved <= _SHRUNK * again.error:

@@ -23,6 +23,9 @@ from gradscope.tracing.leaves import Leaf
 #: Why a rule is not checked by itself, though the gradients that are made by it are.
 _NEEDS_MESH: Final = "it runs inside its shard_map alone"
 
+#: What a correct row leaves open.
+_AT_ZERO: Final = "{} is zero at all its calls: what the rule does with other values is not checked"
+
 #: A relative error that is allowed from which on a row says why it is, and how it does.
 _UNUSUAL: Final = 1e-3
 _SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
@@ -85,7 +88,9 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         narrow: The narrow type that its function computes in; None where there is none.
     """
     rule, outcome, wrong, function = found.rule, found.outcome, found.arguments, found.rule.call.rule
-    row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
+    # Of what JAX defines, such as `custom_root`, the program states the rule where it calls the function.
+    source = rule.call.source if function.of_jax else function.source
+    row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, source)
     factors = {each.factor for each in wrong}
     chosen = f"where {rule.chosen}" if rule.chosen else None
     row = replace(
@@ -98,6 +103,8 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         return replace(row, why=_NEEDS_MESH)
     if row.status == "not checked" and row.why is None and not math.isnan(outcome.expected):
         return replace(row, why=_unclear(outcome, narrow, "the function"))
+    if row.status == "correct" and found.zero:
+        return replace(row, why=_AT_ZERO.format(" and ".join(found.zero)))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
     meant = any(each.may_be_meant for each in wrong)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from gradscope.proof.solvers.evaluation import (
     evaluated_inside,
@@ -59,6 +61,10 @@ _SCATTERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
 )
 #: The parameters of a scatter that its function takes.
 _OF_SCATTERS: Final = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+#: What `stop_gradient` does, which leaves whole numbers as they are.
+_STOP: Final = jax.make_jaxpr(jax.lax.stop_gradient)(1.0).eqns[0].primitive
+#: Operations that fill an array with a number.
+_FILLS: Final = frozenset({"broadcast_in_dim", "convert_element_type"})
 #: What JAX raises where operands of an operation are not of the types that it needs.
 _NO_SUCH_TYPE: Final = (TypeError, ValueError, NotImplementedError)
 
@@ -145,7 +151,9 @@ class _Evaluation:
 
     def _through(self, equation: Equation, values: list[Any]) -> list[Any]:
         if has_rule(equation):
-            return self._with_rule(equation, values)
+            return self._with_rule(equation, values, partial(evaluated_without_rule, evaluate=self.of))
+        if _may_refuse_zeros(equation):
+            return self._with_rule(equation, values, _operation)
         if is_while(equation):
             return evaluated_while(equation, values, self.of)
         if equation.params.get("differentiated") and "jaxpr" in equation.params:  # a checkpoint after differentiation
@@ -153,12 +161,14 @@ class _Evaluation:
         made = evaluated_inside(equation, values, self.of)
         return _operation(equation, values) if made is None else made
 
-    def _with_rule(self, equation: Equation, values: list[Any]) -> list[Any]:
+    def _with_rule(
+        self, equation: Equation, values: list[Any], evaluated: Callable[[Equation, list[Any]], list[Any]]
+    ) -> list[Any]:
         """Returns the outputs of a function with a derivative rule, which is the one that JAX makes of the equation."""
 
         @jax.custom_vjp
         def call(*values: Any) -> list[Any]:
-            return evaluated_without_rule(equation, values, self.of)
+            return evaluated(equation, list(values))
 
         def forward(*primals: Any) -> tuple[list[Any], Any]:
             moving = [each.value if each.perturbed else None for each in primals]
@@ -173,18 +183,27 @@ class _Evaluation:
             )
 
         call.defvjp(forward, backward, symbolic_zeros=True)
-        return list(call(*values))
+        # Whole numbers have derivatives of zero, which an operation that reads them need not know how to take.
+        atoms = zip(call(*values), equation.outvars, strict=True)
+        return [made if is_inexact(variable) else _STOP.bind(made) for made, variable in atoms]
 
     def _pulled_back(
         self, equation: Equation, kept: tuple[Sequence[Any], Sequence[Any]], cotangents: Sequence[Any]
     ) -> list[Any]:
-        """Returns the gradients that an equation's rule makes for its operands that move."""
+        """Returns the gradients that an equation's rule makes for its operands that move; None where it is zero.
+
+        What nothing comes back to may refuse every gradient, zeros, too, as a library refuses that of a solver's state.
+        So zeros that JAX only writes down, for what a rule or its caller leaves out, arrive nowhere.
+        """
         moving, still = kept
         atoms = list(zip(equation.invars, moving, still, strict=True))
         chosen = [at for at, (atom, value, _) in enumerate(atoms) if value is not None and is_inexact(atom)]
         own = [_as_own(other if value is None else value, atom) for atom, value, other in atoms]
-        outputs = [at for at, variable in enumerate(equation.outvars) if is_inexact(variable)]
-        weights = [_as_own(_instantiated(cotangents[at]), equation.outvars[at]) for at in outputs]
+        arriving = [at for at, each in enumerate(cotangents) if not isinstance(each, SymbolicZero)]
+        outputs = [at for at in arriving if is_inexact(equation.outvars[at])]
+        weights = [_as_own(cotangents[at], equation.outvars[at]) for at in outputs]
+        if not outputs:
+            return [None] * len(chosen)
 
         def pulled_back(operands: list[Any], weights: list[Any]) -> list[Any]:
             def run(moved: list[Any]) -> list[Any]:
@@ -197,7 +216,20 @@ class _Evaluation:
         with self._context():
             jaxpr, constants, _ = trace(pulled_back, own, weights)
         wide = [other if value is None else value for _, value, other in atoms]
-        return self.of(jaxpr, constants, [*wide, *(_instantiated(cotangents[at]) for at in outputs)])
+        made = self.of(jaxpr, constants, [*wide, *(cotangents[at] for at in outputs)])
+        return [None if zero else gradient for gradient, zero in zip(made, _zeros(jaxpr), strict=True)]
+
+
+def _may_refuse_zeros(equation: Equation) -> bool:
+    """Returns whether the gradient of an operation is made by a library, which may refuse what arrives at it.
+
+    JAX leaves out of the program of a gradient what makes none, and so asks no such operation. Operations between
+    functions that have a rule here are in it, and are asked with zeros.
+    """
+    transpose = ad.primitive_transposes.get(equation.primitive)
+    while isinstance(transpose, partial):
+        transpose = transpose.func
+    return transpose is not None and not str(transpose.__module__).startswith("jax.")
 
 
 def _operation(equation: Equation, values: list[Any]) -> list[Any]:
@@ -230,11 +262,17 @@ def _in_wide_types(equation: Equation, values: Sequence[Any]) -> list[Any] | Non
     return bind(equation, values, {**params, **types, **exact})
 
 
-def _instantiated(cotangent: Any) -> Any:
-    if not isinstance(cotangent, SymbolicZero):
-        return cotangent
-    aval: Any = cotangent.aval
-    return jnp.zeros(aval.shape, aval.dtype)
+def _zeros(jaxpr: Jaxpr) -> list[bool]:
+    """Returns which outputs of a jaxpr are zeros that it states."""
+    stated: set[Any] = set()
+
+    def is_zero(atom: Any) -> bool:
+        return not np.any(np.asarray(atom.val)) if is_literal(atom) else atom in stated
+
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _FILLS and is_zero(equation.invars[0]):
+            stated.update(equation.outvars)
+    return list(map(is_zero, jaxpr.outvars))
 
 
 def _as_own(value: Any, atom: Any) -> Any:

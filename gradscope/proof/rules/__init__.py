@@ -4,8 +4,7 @@
 - `on_devices` runs a call inside a `shard_map` by itself.
 - `stopped_operands` are those that a function keeps constant inside.
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
-- `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
-- `rule_operands` returns the operands of these calls at which a rule is checked.
+- `operands` are those of these calls at which a rule is checked, and others near them.
 - `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
 - `compared_rule` compares a rule with finite differences of its function, `rule_claims` each rule of a model.
 - `faults` says how a wrong rule is wrong.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from gradscope.capturing.explain.zeros.neighbourhood import observe_values
+from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, observe_values
 from gradscope.proof.claims import Outcome
 from gradscope.proof.directions import Directions
 from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
@@ -16,8 +16,9 @@ from gradscope.proof.rules.compared_rule import ComparedRule
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.faults.returned_values import WrongValue
 from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, wrong_arguments
+from gradscope.proof.rules.operands.operands_nearby import OperandsNearby
+from gradscope.proof.rules.operands.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.rule_calls import custom_rule_calls
-from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.wide_programs import Widening
 from gradscope.tracing.tracer import Trace
 
@@ -33,12 +34,14 @@ class RuleOutcome:
         outcome: The outcome of its claim.
         arguments: The arguments for which a wrong rule is wrong.
         value: How what it returns for the function's value is wrong; None where it is not.
+        zero: The arguments that are zero wherever the rule is checked, which hides what it does with them.
     """
 
     rule: DistinctRule
     outcome: Outcome
     arguments: tuple[WrongArgument, ...] = ()
     value: WrongValue | None = None
+    zero: tuple[str, ...] = ()
 
 
 def rule_outcomes(
@@ -68,37 +71,69 @@ def rule_outcomes(
     rules = [rule for rule in rules if not rule.needs_mesh]
     if not rules:
         return
-    calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
     with widening.context():
-        neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
-    directions = Directions(seed)
+        calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
+
+    def observed(values: Sequence[Any]) -> Neighbourhood:
+        with widening.context():
+            return observe_values(trace, values, (each for calls in calls_of for each in calls.variables()))
+
+    neighbourhood, directions = observed(arguments), Directions(seed)
+    # These directions are others, so that a rule is held to the same ones whatever else is checked.
+    nearby = OperandsNearby(trace, arguments, Directions(seed + 1), observed)
     rule_at = partial(
         ComparedRule, liveness=trace.liveness, directions=directions, tolerance=tolerance, widening=widening
     )
+
+    def compared(operands: RuleOperands) -> _Checked:
+        found = rule_at(operands.call, operands.values)
+        result = found.outcome()
+        if result.status == "wrong" and len(operands.call.outputs) > 1:
+            with widening.context():
+                outputs = outputs_with_gradient(trace, arguments, operands.call)
+            found = rule_at(replace(operands.call, outputs=outputs), operands.values)
+            result = found.outcome()
+        return _Checked(result, operands, found)
+
     for rule, calls in zip(rules, calls_of, strict=True):
-        found: list[tuple[Outcome, RuleOperands, ComparedRule]] = []
-        for operands in calls.operands(neighbourhood):
-            compared = rule_at(operands.call, operands.values)
-            result = compared.outcome()
-            if result.status == "wrong" and len(operands.call.outputs) > 1:
-                with widening.context():
-                    outputs = outputs_with_gradient(trace, arguments, operands.call)
-                call = replace(operands.call, outputs=outputs)
-                compared = rule_at(call, operands.values)
-                result = compared.outcome()
-            found.append((result, operands, compared))
-        if not found:
-            yield RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
+        here = calls.operands(neighbourhood)
+        found = list(map(compared, here))
+        zero: Sequence[str] = ()
+        if not any(each.outcome.status == "wrong" for each in found):
+            elsewhere, zero = nearby.of(calls, here)
+            found += _wrong_nearby(compared, elsewhere)
+        yield replace(_worst(trace, rule, found, kinks=kinks), zero=tuple(zero))
+
+
+class _Checked(NamedTuple):
+    """A `_Checked` is a rule at the operands of a call, and how it does there."""
+
+    outcome: Outcome
+    operands: RuleOperands
+    rule: ComparedRule
+
+
+def _wrong_nearby(compared: Callable[[RuleOperands], _Checked], nearby: Iterable[RuleOperands]) -> Iterator[_Checked]:
+    """Yields where a rule is wrong at operands that the model may get later; it may never get those with a NaN."""
+    for operands in nearby:
+        try:
+            found = compared(operands)
+        except RuntimeError:  # the function refuses them
             continue
-        at_kinks = [each for each in found if kinks and each[0].status == "not smooth here"]
-        worst, operands, compared = max(found, key=lambda each: each[0].rank)
-        if worst.status == "correct" and at_kinks:
-            worst, operands, compared = at_kinks[0]
-        if worst.status == "wrong":
-            there = replace(rule, call=operands.call, chosen=operands.chosen)
-            arguments = wrong_arguments(trace, operands.call, compared)
-            yield RuleOutcome(rule=there, outcome=worst, arguments=arguments, value=compared.wrong_value())
-        else:
-            at_kink = worst.status == "not smooth here" and kinks
-            there = replace(rule, call=operands.call, chosen=operands.chosen) if at_kink else rule
-            yield RuleOutcome(rule=there, outcome=worst)
+        if found.outcome.status == "wrong" and not found.outcome.not_finite:
+            yield found
+
+
+def _worst(trace: Trace, rule: DistinctRule, found: Sequence[_Checked], *, kinks: bool) -> RuleOutcome:
+    if not found:
+        return RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
+    at_kinks = [each for each in found if kinks and each.outcome.status == "not smooth here"]
+    worst = max(found, key=lambda each: each.outcome.rank)
+    if worst.outcome.status == "correct" and at_kinks:
+        worst = at_kinks[0]
+    outcome, operands, compared = worst
+    there = replace(rule, call=operands.call, chosen=operands.chosen)
+    if outcome.status == "wrong":
+        arguments = wrong_arguments(trace, operands.call, compared)
+        return RuleOutcome(rule=there, outcome=outcome, arguments=arguments, value=compared.wrong_value())
+    return RuleOutcome(rule=there if at_kinks and outcome.status == "not smooth here" else rule, outcome=outcome)

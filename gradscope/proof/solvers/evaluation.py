@@ -7,6 +7,7 @@ have in common is how calls, loops and branches hand values on. Values may be py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -17,6 +18,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     Jaxpr,
     SubJaxpr,
+    bind,
     kind_of,
     manual_axes,
     opened,
@@ -89,7 +91,7 @@ def is_while(equation: Equation) -> bool:
 
 
 def evaluated_while(equation: Equation, values: Sequence[Any], evaluate: Evaluator) -> list[Any]:
-    """Returns the outputs of a `while`.
+    """Returns the outputs of a `while`, which stays one that `vmap` batched if it is one.
 
     Args:
         equation: The equation.
@@ -100,6 +102,10 @@ def evaluated_while(equation: Equation, values: Sequence[Any], evaluate: Evaluat
     (condition, in_condition), (body, in_body) = (
         opened(equation.params[each]) for each in ("cond_jaxpr", "body_jaxpr")
     )
+    if condition.outvars[0].aval.shape:  # a condition for each example, which `jax.lax.while_loop` does not take
+        decide = jax.make_jaxpr(partial(_in_order, evaluate, condition, in_condition))(*first, *carries)
+        take = jax.make_jaxpr(partial(_in_order, evaluate, body, in_body))(*constants, *carries)
+        return bind(equation, values, {**equation.params, "cond_jaxpr": decide, "body_jaxpr": take})
 
     def goes_on(state: LoopState) -> Any:
         return evaluate(condition, in_condition, [*first, *state[1]])[0]
@@ -108,6 +114,10 @@ def evaluated_while(equation: Equation, values: Sequence[Any], evaluate: Evaluat
         return state[0], evaluate(body, in_body, [*constants, *state[1]])
 
     return repeated(goes_on, step, (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries)))[1]
+
+
+def _in_order(evaluate: Evaluator, jaxpr: Jaxpr, constants: Sequence[Any], *values: Any) -> list[Any]:
+    return evaluate(jaxpr, constants, values)
 
 
 def repeated(

@@ -24,6 +24,9 @@ _MODE_OF_PYTORCH: Final = "training"
 #: The families that options of a capture select; whether there are inputs or state depends on the model.
 _REQUESTED: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
 
+#: The options that write families which a dump has not by default.
+_OPTIONS: Final = {EXAMPLE_GRAD: "--per-example", TERM: "--terms"}
+
 #: Prefixes of the fields that most often explain a difference, the likeliest first.
 _LIKELY_CAUSES: Final = (
     *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
@@ -73,7 +76,8 @@ def _families(own: Manifest, other: Manifest) -> Iterator[str]:
     lacking = [family for family in _REQUESTED if family in other_families - own_families]
     # All tensors of a foreign file are of one family, which can stand for any other.
     if lacking and TENSOR not in own_families | other_families:
-        yield f"holds nothing of {', '.join(lacking)}"
+        named = (f"{family} (dump {_OPTIONS[family]})" if family in _OPTIONS else family for family in lacking)
+        yield f"holds nothing of {', '.join(named)}"
 
 
 def _left_out(own: Manifest, other: Manifest) -> Iterator[str]:

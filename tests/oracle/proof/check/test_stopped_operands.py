@@ -39,6 +39,12 @@ def test_what_the_function_of_a_root_keeps_constant_has_no_gradient() -> None:
     assert len(found.stopped) == 1
 
 
+def test_the_rule_of_a_root_is_where_the_root_is_called() -> None:
+    found = proof(lambda params, x: _root(params["slope"], x * params["side"]).sum())
+    (row,) = found.rules
+    assert str(row.source).startswith("test_stopped_operands.py:")
+
+
 _scaled = jax.custom_vjp(lambda x, factor: jnp.sin(x) * lax.stop_gradient(factor))
 _doubled = jax.custom_vjp(lambda x, factor: jnp.sin(x) * lax.stop_gradient(factor))
 _full = jax.custom_vjp(lambda x, factor: jnp.sin(x) * lax.stop_gradient(factor))

@@ -40,11 +40,13 @@ def test_a_sentence_states_what_one_capture_lacks(other: MemoryDump, sentences: 
     assert extent_differences(other, dump()) == mirrored
 
 
-@pytest.mark.parametrize("family", ["term", "example_grad"])
-def test_a_selectable_family_of_one_capture_is_reported_missing_in_the_other(family: str) -> None:
+@pytest.mark.parametrize(("family", "option"), [("term", "--terms"), ("example_grad", "--per-example")])
+def test_a_family_that_an_option_writes_is_reported_missing_in_the_other_with_the_option(
+    family: str, option: str
+) -> None:
     with_family = dump({**MODEL, f"{family}/second/dot.0": MODEL["activation_grad/first"]})
-    assert extent_differences(dump(), with_family) == (f"the reference holds nothing of {family}",)
-    assert extent_differences(with_family, dump()) == (f"the candidate holds nothing of {family}",)
+    assert extent_differences(dump(), with_family) == (f"the reference holds nothing of {family} (dump {option})",)
+    assert extent_differences(with_family, dump()) == (f"the candidate holds nothing of {family} (dump {option})",)
 
 
 def test_a_foreign_file_has_no_extent_differences() -> None:

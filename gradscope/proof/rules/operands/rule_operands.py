@@ -22,8 +22,8 @@ import numpy as np
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood
 from gradscope.proof.rules.distinct_rules import DistinctRule
+from gradscope.proof.rules.operands.rule_conditions import RuleConditions, Side
 from gradscope.proof.rules.rule_calls import CustomRuleCall
-from gradscope.proof.rules.rule_conditions import RuleConditions, Side
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.derivatives.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import Frame, iterations
