@@ -265,7 +265,7 @@ class _RelatedPairs:
     def _implied(self) -> Iterator[tuple[int, ...]]:
         """Yields the orders of the axes of activations that the kernels of convolutions imply."""
         for (family, rank), axes in list(self._usual.items()):
-            if family in (PARAM, STATE) and rank > 3:
+            if family in (PARAM, STATE) and rank > 2:
                 last, first = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
                 if axes == last:
                     yield (0, rank - 1, *range(1, rank - 1))
