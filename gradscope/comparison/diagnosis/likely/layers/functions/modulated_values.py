@@ -97,7 +97,8 @@ class _Modulated(NamedTuple):
 
     def _modulated(self, side: int) -> Iterator[tuple[str, Array]]:
         for words, part in self.parts.items():
-            yield f"{self.name} plus {words}", self.argument[side] + part[side]
+            if not self.applied or part.own.shape != self.argument.own.shape:  # a function of a sum is known as such
+                yield f"{self.name} plus {words}", self.argument[side] + part[side]
             for made, function in _FACTORS.items():
                 scaled, told = self.argument[side] * function(part[side]), f"{self.name} times {made}{words}"
                 yield told, scaled
