@@ -188,7 +188,10 @@ def _where(first: ComparisonRow, made: str, unpaired: Sequence[ComparisonRow], b
         and_or = "and next" if blame.made_before else "or"
         by_side = ((side, _with_whole_loops(own)) for side, own in _by_side(blame.suspects))
         suspects = ", or at ".join(f"{some_of(names)}, only in the {side}" for side, names in by_side)
-        return f"first differs at {suspects}, {and_or} at {place}{_what(blame.suspects)}"
+        what = _what(blame.suspects)
+        if not what and first.likely.startswith("reads "):  # what such steps are is known by what is read
+            place = f"{quoted(first.name)}{_in_brackets(replace(first, explained=True), made)}"
+        return f"first differs at {suspects}, {and_or} at {place}{what}"
     return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"
 
 

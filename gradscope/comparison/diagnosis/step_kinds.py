@@ -127,7 +127,7 @@ def windows_of(read: Array, shape: tuple[int, ...]) -> Iterator[tuple[str, Array
     """Yields what may be computed of equal windows of a value, by its words.
 
     Args:
-        read: The value.
+        read: The value, of which some may be left behind the last window.
         shape: The shape of the result, which has fewer elements.
     """
     windows = next(_windows(read.shape, shape), None) if len(shape) == read.ndim else None
@@ -175,10 +175,15 @@ def _reductions_of(read: Array, windows: tuple[int, ...], shape: tuple[int, ...]
 
 
 def _windows(read: tuple[int, ...], value: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yields the numbers of windows along each axis of what is read; those of whole axes have one."""
+    """Yields the numbers of windows along each axis of what is read; those of whole axes have one.
+
+    What is left of an axis behind the last whole window is in none.
+    """
     if not 0 < math.prod(value) < math.prod(read) or read[:1] != value[:1]:
         return
-    if len(read) == len(value) and all(own % other == 0 for own, other in zip(read, value, strict=True)):
+    if len(read) == len(value) and all(
+        0 < other <= own and own // (own // other) == other for own, other in zip(read, value, strict=True)
+    ):
         yield value
     for axes in itertools.chain.from_iterable(
         itertools.combinations(range(1, len(read)), n) for n in range(1, len(read))
@@ -194,7 +199,8 @@ def _reduced(
     shape: tuple[int, ...],
     read: Array,
 ) -> Array:
-    return function(read.reshape(split), within).reshape(shape)
+    whole = read[tuple(slice(count * width) for count, width in zip(split[::2], split[1::2], strict=True))]
+    return function(whole.reshape(split), within).reshape(shape)
 
 
 def _one_of(x: Array, axes: tuple[int, ...], place: int) -> Array:

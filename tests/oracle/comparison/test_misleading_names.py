@@ -172,6 +172,37 @@ def test_a_scope_is_no_pair_with_a_layer_that_has_its_name_from_one_of_its_param
 
 
 @cache
+def _called_after_parameters(*, scoped: bool, factor: float = 1.0) -> Dump:
+    """The dump of a block and a head, in scopes or not; a layer without one has the name of its parameters' scope."""
+    block = {"first": _drawn(0, WIDTH, 2 * WIDTH), "last": _drawn(1, 2 * WIDTH, WIDTH)}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def scope(name: str) -> Any:
+            return jax.named_scope(name) if scoped else nullcontext()
+
+        with scope("block"):
+            with scope("first"):
+                x = jnp.tanh(batch["x"] @ weights["block"]["first"]) * factor
+            with scope("last"):
+                x = x @ weights["block"]["last"]
+            x = jnp.tanh(x)
+        with scope("head"):
+            x @= weights["head"]
+        return jnp.square(x - batch["y"]).mean()
+
+    return gs.capture(loss, {"block": block, "head": _drawn(2, WIDTH, WIDTH)}, BATCH, origins=False)
+
+
+def test_the_name_of_a_block_is_not_that_of_its_first_product_which_is_called_after_its_parameters() -> None:
+    reference = _called_after_parameters(scoped=True)
+    found = gs.compare(reference, _called_after_parameters(scoped=False))
+    assert found.verdict == "same", found.sentence
+    faulty = gs.compare(reference, _called_after_parameters(scoped=False, factor=1.1))
+    assert "`block`" not in faulty.sentence.partition(";")[0], faulty.sentence
+    assert not any(row.name == row.counterpart == "block" for row in faulty.rows)
+
+
+@cache
 def _cell(*, cell_first: bool, forget: float = 0.0) -> Dump:
     """The dump of a recurrent network of one gate, whose loop carries `(h, c)` or `(c, h)`."""
 

@@ -81,7 +81,9 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
             return replace(blame, unrecorded=words)
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
         found = left_out_among(dumps, pairing, found)
-        words = "" if found.suspects else (functions_read if found.unknown else unrecorded_read)(dumps, pairing, key)
+        # What a suspect is instead is told of it; of others the layer behind may say what it reads in both programs.
+        told, known = any(step.row.likely for step in found.suspects), found.suspects or found.unknown
+        words = "" if told else (functions_read if known else unrecorded_read)(dumps, pairing, key)
         found = Found([], []) if words else found
     cells = _Cells(dumps)
     return replace(

@@ -122,6 +122,11 @@ class PairedDump:
         entries = (key_of(entry.family, entry.name) for entry in self.source.manifest.entries if entry.family == INPUT)
         return any(self.source.resolve(key) not in self.compared for key in entries)
 
+    @property
+    def has_no_scopes(self) -> bool:
+        """Whether the program has no scopes, so that steps are layers that are called after their lines."""
+        return self.source.manifest.provenance.get("naming") == "parameters and lines"
+
     @cached_property
     def compared_values(self) -> Mapping[Hashable, str]:
         """The names of the activations that are compared, by what tells their values apart (`value_of`)."""

@@ -5,8 +5,8 @@ it is a step in between: everything that is computed from it is compared, and ag
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
 the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
-has inside a layer of both, as where attention was rewritten in blocks, and for operations. Another layer that is
-missing was lost.
+has inside a layer of both, as where attention was rewritten in blocks, for operations, and for the lines of a program
+without scopes. Another layer that is missing was lost.
 Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them,
 or one of PyTorch that the port makes by itself, as a causal mask: of equal values, it may be ignored by mistake.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
@@ -100,8 +100,9 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    lost = lost and not (own.facts.ported or own.has_operation(key) or _is_in_common_layer(owner, own, other))
-    return "" if lost else _why_between(key, owner, own, other)
+    rewritten = own.facts.ported or own.has_no_scopes or other.has_no_scopes  # lines are no names to keep
+    rewritten = rewritten or own.has_operation(key) or _is_in_common_layer(owner, own, other)
+    return "" if lost and not rewritten else _why_between(key, owner, own, other)
 
 
 def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str:

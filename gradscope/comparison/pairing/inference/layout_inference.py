@@ -77,8 +77,7 @@ def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper, order: 
 
 class _Inference:
     def __init__(self, dumps: Dumps, mapper: Mapper, order: Order) -> None:
-        self._dumps, self._mapper = dumps, mapper
-        self._search = LayoutSearch(dumps, order)
+        self._dumps, self._mapper, self._search = dumps, mapper, LayoutSearch(dumps, order)
         self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
         programs = dumps.ref.manifest, dumps.cand.manifest
         self._used = all(ACTIVATION in {entry.family for entry in each.entries} for each in programs)
@@ -95,7 +94,7 @@ class _Inference:
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
         # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
         gradients = [match for match in rest if is_gradient(_family(match))]
-        values = [each for each in plain if gradients and each not in found and not is_gradient(_family(each))]
+        values = (each for each in plain if gradients and each not in found and not is_gradient(_family(each)))
         alike = {_subject(each) for each in values if not self._search.of_constants(each.ref, each.cand)}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
         related = _RelatedPairs(self._dumps, self._search, found, transposed)
@@ -119,7 +118,7 @@ class _Inference:
     ) -> Iterator[tuple[Match, AxisLayout]]:
         """Yields the gradients among some pairs whose values have a known layout, with that."""
         values = {_subject(match): layout for match, layout in known.items() if not is_gradient(_family(match))}
-        for match in (match for match in matches if is_gradient(_family(match)) and _subject(match) in values):
+        for match in (each for each in matches if is_gradient(_family(each)) and _subject(each) in values):
             if (layout := _fitting(values[_subject(match)], self._among(match))) is not None:
                 yield match, layout
 
@@ -130,8 +129,7 @@ class _Inference:
         implied = {axes for axes in related.implied if len(axes) == len(known[match].axes)}
         if implied:
             return known[match].axes not in implied
-        stored = (each for each in known if _family(each) in (PARAM, STATE))
-        return not any(known[each].steps(self._shape(each)) for each in stored)
+        return not any(known[each].steps(self._shape(each)) for each in known if _family(each) in (PARAM, STATE))
 
     def _by_values(self, matches: Sequence[Match]) -> dict[Match, Layouts]:
         return dict(zip(matches, self._mapper(self._agreeing, matches), strict=True))
@@ -200,6 +198,7 @@ class _RelatedPairs:
         self._search = search
         self._by_shapes = layouts_by_shapes(dumps, transposed)
         self._found = found
+        self._shown = {_subject(each) for each, own in found.items() if own and not is_gradient(_family(each))}
         self._values: dict[_Subject, AxisLayout] = {}
         self._gradients: dict[_Subject, AxisLayout] = {}
         groups: defaultdict[tuple[str, int], Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -237,7 +236,8 @@ class _RelatedPairs:
         plain = next((each for each in possible if each.in_order), None)
         if agreeing or _family(match) not in _OUTPUTS:  # parameters alone if [n] is [n, 1] in the other program
             _, one, other = both_shapes(self._dumps, match)
-            return usual or (plain if one != other and differ_by_ones(one, other) else None)
+            by_ones = one != other and subject not in self._shown and differ_by_ones(one, other)
+            return usual or (plain if by_ones else None)
         if plain is None or usual is None or not self._search.is_nearer(match.ref, match.cand, plain, usual):
             return usual or plain
         self._values[subject] = plain  # and its gradients
@@ -265,7 +265,7 @@ class _RelatedPairs:
     def _implied(self) -> Iterator[tuple[int, ...]]:
         """Yields the orders of the axes of activations that the kernels of convolutions imply."""
         for (family, rank), axes in list(self._usual.items()):
-            if family in (PARAM, STATE) and rank > 3:
+            if family in (PARAM, STATE) and rank > 2:
                 last, first = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
                 if axes == last:
                     yield (0, rank - 1, *range(1, rank - 1))

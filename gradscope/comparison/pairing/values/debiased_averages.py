@@ -42,6 +42,7 @@ _ROUNDINGS: Final = 4
 #: Why the state of two libraries does not count that both begin in their own way.
 _BEGUN: Final = "as its library begins it: Haiku's sums at zero, and an average divides them by 1 - decay^n"
 _OF_SUM: Final = "the average that Haiku computes from the sum beside it, which is compared"
+_UNCHANGED: Final = "an average that Haiku returns as it was before the step, with the sum beside it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,13 @@ class DebiasedAverage:
         """Returns whether it had been updated before, or loaded; `init` makes the average of its own batch."""
         arrays = [self.array(self.before[each]) for each in (SUM, _COUNTER)]
         return any(each is None or np.any(each) for each in arrays)
+
+    def is_unchanged(self) -> bool:
+        """Returns whether the program returns its sum and its average as they were, as it does in evaluation."""
+        if not self.after:
+            return False
+        pairs = [(self.array(self.before[each]), self.array(self.after[each])) for each in (SUM, _AVERAGE)]
+        return all(one is not None and other is not None and np.array_equal(one, other) for one, other in pairs)
 
     def multiple_of_sum(self, keys: Mapping[str, str]) -> float | None:
         """Returns how many times its sum its average is; None where it is no multiple, as one that was not loaded.
@@ -180,6 +188,8 @@ def updated_alike(dumps: Dumps, pairing: Pairing) -> dict[str, str]:
                         "" if abs(multiple - 1) < _LEAST_KEPT else f", {multiple:.4g} times that as its counter says"
                     )
                     found[keys[_AVERAGE]] = f"{_OF_SUM}{times}"
+            if each.before[_AVERAGE] in found and each.is_unchanged() and each.after[SUM] not in matched:
+                found[each.after[_AVERAGE]] = _UNCHANGED
     for turned in (False, True):
         for each, start, end in _pairs(dumps, pairing.matched, turned=turned):
             alike = _Alike(dumps, each, start, end)

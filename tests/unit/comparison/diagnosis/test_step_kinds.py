@@ -47,6 +47,16 @@ def test_an_operation_and_what_could_be_in_its_place(value: Any, words: str, oth
     np.testing.assert_allclose(named.apply(IMAGE), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_windows_leave_out_what_does_not_fill_one() -> None:
+    image = IMAGE[:, :, :5]
+    pooled = np.asarray(jax.lax.reduce_window(image, -np.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"))
+    ((operation, others),) = recognised(image, pooled)
+    assert operation.words == "maximum"
+    (mean,) = (each for each in others if each.words == "mean")
+    expected = image[:, :, :4].reshape(3, 2, 2, 2, 2, 5).mean((2, 4))
+    np.testing.assert_allclose(mean.apply(image), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_what_returns_positive_values_may_be_a_rectifier_of_them() -> None:
     positive = np.abs(IMAGE)
     ((operation, others),) = (each for each in recognised(positive, positive) if each[0].words.startswith("identity"))

@@ -5,5 +5,7 @@
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 - `learnt_names`: whether two names are those of a pair, with the numbers of another layer.
 - `identities`: values of layers that return what they read, in whose place what they read is paired.
+- `named_parts`: names that are those of a layer in one program, and of a part of it in the other.
+- `joined_parameters`: layers of which one uses a whole parameter, and the other one a part of it.
 - `numbered_outputs`: the order of the numbered outputs of a layer in which those of its counterpart are nearest.
 """

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 
 from gradscope.comparison.pairing.matching import Dumps, Pairing, siblings
+from gradscope.comparison.pairing.structure.placing.joined_parameters import JoinedParameters
 from gradscope.comparison.pairing.structure.placing.value_places import places_of
 from gradscope.comparison.pairing.structure.shared_parameters import ParameterNames, shared_parameters
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, key_of
+from gradscope.naming import ACTIVATION, key_of, split_key
 
 
 def only_users(dumps: Dumps, pairing: Pairing) -> Iterator[tuple[str, str]]:
@@ -25,12 +26,14 @@ def only_users(dumps: Dumps, pairing: Pairing) -> Iterator[tuple[str, str]]:
     """
     in_ref, in_cand = shared_parameters(dumps, pairing.matched)
     known, others = in_ref.shared, _by_parameters(dumps.cand, in_cand)
-    unmatched = {*pairing.only_ref}, {*pairing.only_cand}
+    unmatched, joined = ({*pairing.only_ref}, {*pairing.only_cand}), JoinedParameters(dumps, pairing.matched)
     for params, key in _by_parameters(dumps.ref, in_ref).items():
         other = others.get(params)
         if key is None or other is None or not params <= known:
             continue
-        if key in unmatched[0] and other in unmatched[1] and _may_be_same(dumps, key, other):
+        if key not in unmatched[0] or other not in unmatched[1] or not _may_be_same(dumps, key, other):
+            continue
+        if not joined.are_apart(split_key(key)[1], split_key(other)[1]):
             yield key, other
 
 

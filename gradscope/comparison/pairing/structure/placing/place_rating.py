@@ -23,6 +23,7 @@ from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, siblings
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.structure.placing.joined_parameters import JoinedParameters
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
 from gradscope.comparison.pairing.structure.placing.value_places import (
@@ -107,7 +108,7 @@ class PlaceRating:
         self._dumps = dumps
         self._search = LayoutSearch(dumps)
         self._inputs = PairedInputs(dumps, pairing)
-        self._names = LearntNames(pairing.matched)
+        self._names, self._joined = LearntNames(pairing.matched), JoinedParameters(dumps, pairing.matched)
         in_ref, in_cand = shared_parameters(dumps, pairing.matched)
         self._ref = places_of(dumps.ref.manifest.layers, in_ref)
         self._cand = places_of(dumps.cand.manifest.layers, in_cand)
@@ -143,6 +144,8 @@ class PlaceRating:
             alone = own & others and later <= {0} and not (one.name in self._several or other.name in self._several)
             alone = alone and abs(len(own) - len(others)) <= _LACKING and self._in_parts.isdisjoint(own & others)
             return _LAYER if alone and len(one.shape) == len(other.shape) else 0
+        if self._joined.are_apart(one.name, other.name):
+            return 0
         early = max(later, default=0) > 0
         operations = one.site.primitive, other.site.primitive
         evidence = (

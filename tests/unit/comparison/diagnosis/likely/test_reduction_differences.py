@@ -86,6 +86,17 @@ def test_a_pool_that_one_program_has_an_entry_for_is_told_before_the_layer_that_
     assert found.startswith("Forward first differs at `pool`, only in the reference, and next at `out` ("), found
 
 
+def test_what_is_read_is_told_where_a_step_of_one_program_alone_is_not_known_in_the_other() -> None:
+    def mean_of_relu(x: Any) -> Any:
+        return lax.reduce_window(jax.nn.relu(x), 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+    one = _network(lambda x: x, names=ONE, window="maximum")
+    found = gs.compare(one, _network(mean_of_relu, names=OTHER)).sentence
+    assert found.startswith("Forward first differs at `pool`, only in the reference, and next at `out` ("), found
+    read = "the mean of windows of the relu of `mixed`, and the reference the maximum of windows of `mixed`"
+    assert f"; it reads {read}; `Dense_1` in the candidate)" in found, found
+
+
 def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told() -> None:
     def mean_of(function: Any, names: tuple[str, ...]) -> Dump:
         return _network(lambda x: function(x).mean((1, 2)), names=names)

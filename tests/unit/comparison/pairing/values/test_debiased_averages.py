@@ -47,6 +47,38 @@ def _plain(start: list[dict[str, Any]], decay: float = 0.9, *, unbiased: bool = 
     return _captured(loss, {"params": params, "batch_stats": {f"n{at}": start[at] for at in range(2)}})
 
 
+def _evaluated(*, haiku: bool) -> Dump:
+    """Norms in evaluation, in Haiku, which returns their state as it is, or in a library that returns none."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for at in range(2):
+            with jax.named_scope(f"d{at}"):
+                x = x @ variables["params"][f"d{at}"]["kernel"]
+            with jax.named_scope(f"n{at}"):
+                mean, var = (
+                    variables["state"][f"norm{at}/~/{each}_ema"]["average"][0]
+                    if haiku
+                    else variables["state"][f"n{at}"][each]
+                    for each in ("mean", "var")
+                )
+                scale = variables["params"][f"n{at}"]["scale"] * jax.lax.rsqrt(var + 1e-5)
+                x = jax.nn.relu((x - mean[None]) * scale[None])
+        return jnp.square(x - 0.5).mean(), variables["state"] if haiku else {}
+
+    params: dict[str, Any] = {f"d{at}": {"kernel": KERNELS[at]} for at in range(2)}
+    params |= {f"n{at}": {"scale": SCALES[at]} for at in range(2)}
+    state = _state(TRAINED) if haiku else {f"n{at}": TRAINED[at] for at in range(2)}
+    return _captured(loss, {"params": params, "state": state})
+
+
+def test_state_that_haiku_returns_as_it_was_needs_no_counterpart() -> None:
+    one, other = _evaluated(haiku=False), _evaluated(haiku=True)
+    for pair in ((one, other), (other, one)):
+        found = gs.compare(*pair)
+        assert found.verdict == "same", found.sentence
+
+
 def _haiku(state: Mapping[str, Any], decays: tuple[float, float] = (0.9, 0.9)) -> Dump:
     """Statistics as of Haiku's `BatchNorm`."""
 

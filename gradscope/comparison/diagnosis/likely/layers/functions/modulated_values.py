@@ -2,7 +2,7 @@
 
 A condition scales and shifts all positions of a value alike, as in FiLM (Perez et al., 2018), squeeze-and-excitation,
 and the adaptive norms of diffusion models. Programs differ in whether 1 is added to the factor, and in which part is
-which.
+which. A layer may read that, or an activation function of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradscope.protocols import implements
 _PARTS: Final[Mapping[int, Sequence[str]]] = MappingProxyType({
     1: ("",),
     2: ("the first half of ", "the second half of "),
-    **{count: [f"part {number} of {count} of " for number in range(1, count + 1)] for count in (3, 4, 6)},
+    **{count: [f"part {number} of {count} of " for number in range(1, count + 1)] for count in range(3, 7)},
 })  # fmt: skip
 
 #: What may be made of a part before the value is multiplied by it, by its words.
@@ -32,6 +32,9 @@ _FACTORS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({
     "the exponential of ": np.exp,
     "the sigmoid of ": ELEMENTWISE["sigmoid"],
 })  # fmt: skip
+
+#: The functions that may be applied to what is made, by their names.
+_APPLIED: Final = ("relu", "silu", "gelu by tanh", "gelu by erf")
 
 #: The most elements of a value.
 _MOST_ELEMENTS: Final = 1 << 16
@@ -51,7 +54,8 @@ def modulated_values(values: Sequence[Both], names: Sequence[str]) -> Iterator[P
         axes = (1, value.own.ndim - 1) if value.own.ndim >= 2 and value.own.size <= _MOST_ELEMENTS else ()
         for axis in dict.fromkeys(axes):
             if parts := _parts(others, value.own.shape, axis):
-                yield _Modulated(value, names[at], parts)
+                yield _Modulated(value, names[at], parts, ())
+                yield _Modulated(value, names[at], parts, _APPLIED)
 
 
 def _parts(others: Sequence[tuple[Both, str]], shape: Sequence[int], axis: int) -> Mapping[str, Both]:
@@ -75,17 +79,26 @@ class _Modulated(NamedTuple):
         argument: The value.
         name: Its name.
         parts: The parts, by their words.
+        applied: The functions that may be applied to it; empty for it alone.
     """
 
     argument: Both
     name: str
     parts: Mapping[str, Both]
+    applied: Sequence[str]
 
     @implements(PossibleFunctions)
     def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
-        side = 0 if of_own else 1
+        for words, made in self._modulated(0 if of_own else 1):
+            if not self.applied:
+                yield words, made
+            for name in self.applied:
+                yield f"the {name} of {words}", ELEMENTWISE[name](made)
+
+    def _modulated(self, side: int) -> Iterator[tuple[str, Array]]:
         for words, part in self.parts.items():
-            yield f"{self.name} plus {words}", self.argument[side] + part[side]
+            if not self.applied or part.own.shape != self.argument.own.shape:  # a function of a sum is known as such
+                yield f"{self.name} plus {words}", self.argument[side] + part[side]
             for made, function in _FACTORS.items():
                 scaled, told = self.argument[side] * function(part[side]), f"{self.name} times {made}{words}"
                 yield told, scaled

@@ -15,29 +15,25 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.layers.norms.named_sums import AGREE, of_other_terms, summed
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.terms_before import Term, TermsBefore
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import printable, split_key
-from gradscope.naming.wording import brief
 
 #: The most norms that are looked at, and the most elements of a value.
 _MOST_PAIRS: Final = 4
 _MOST_ELEMENTS: Final = 1 << 18
-
-#: The fewest terms that two sums share which are counted and not named.
-_MANY: Final = 2
 
 #: The number of groups by which multiples are found, of elements of each, and the fewest of them for each term.
 _GROUPS: Final = 6
 _ELEMENTS: Final = 256
 _FEWEST: Final = 2
 
-#: The relative errors up to which a group is that of a sum, and up to which a multiple is the same as another.
+#: The relative error up to which a group is that of a sum.
 _ROUNDING: Final = 1e-4
-_AGREE: Final = 1e-3
 
 #: Both tensors of a pair, in the layout of the reference.
 _Both = tuple[Array, Array]
@@ -89,9 +85,9 @@ class SummedReads:
         if one is not None and other is not None and read_by_cand is not None and not _agree(read, read_by_cand):
             own, its = one.named(_quoted), other.named(self._name)
             if own != its:
-                return _of_other_terms(own, its), self._have_counterparts(one, other)
+                return of_other_terms(own, its), self._have_counterparts(one, other)
             if _agree(np.sort(read, None), np.sort(read_by_cand, None)):
-                return f"reads {_summed(own)} in another order than the reference", True
+                return f"reads {summed(own)} in another order than the reference", True
         return norm_difference(values, [(read, read if read_by_cand is None else read_by_cand), *params]), True
 
     def _have_counterparts(self, one: _Sum, other: _Sum) -> bool:
@@ -129,33 +125,8 @@ class _Sum(NamedTuple):
         Args:
             name: Returns the name of a value, given its key.
         """
-        normalised = f"normalises {_summed(self.named(name))}"
+        normalised = f"normalises {summed(self.named(name))}"
         return normalised if self.addend is None else f"{normalised} and then adds {name(self.addend)}"
-
-
-def _summed(terms: Mapping[str, float]) -> str:
-    """Returns a sum of multiples of values, given by their names, in words."""
-    found = sorted((number < 0, name, abs(number)) for name, number in terms.items())
-    words = [name if size == 1 else f"{brief(size)} times {name}" for _, name, size in found]
-    signs = (" - " if negative else " + " for negative, _, _ in found)
-    return "".join(itertools.chain(*zip(signs, words, strict=True))).removeprefix(" + ").strip()
-
-
-def _of_other_terms(own: Mapping[str, float], its: Mapping[str, float]) -> str:
-    """Returns a clause about the sums that the reference and the candidate read, without what many of them share."""
-    shared = {name for name in own if abs(own[name] - its.get(name, 0.0)) <= _AGREE * abs(own[name])}
-    if len(shared) < _MANY:
-        return f"reads {_summed(its)}, and the reference {_summed(own)}"
-    of_ref, of_cand = (
-        _summed({name: each for name, each in side.items() if name not in shared}) for side in (own, its)
-    )
-    if not of_cand or not of_ref:
-        return (
-            f"reads {len(shared)} terms of the reference's, and not {of_ref}"
-            if of_ref
-            else (f"reads {of_cand} besides the {len(shared)} terms of the reference's")
-        )
-    return f"reads {of_cand} besides {len(shared)} other terms, and the reference {of_ref} besides these"
 
 
 class _Values:
@@ -276,20 +247,20 @@ def _common(numbers: Sequence[Array]) -> list[float] | None:
     That number is chosen so that as many terms as can be are multiplied by one, and else the others by less.
     """
     sizes = np.abs(numbers)
-    first = int(np.argmax(sizes.min(0) > _AGREE * sizes.max()))
+    first = int(np.argmax(sizes.min(0) > AGREE * sizes.max()))
     ratios = np.array([each / each[first] for each in numbers]) if sizes[:, first].all() else np.full((1, 1), np.nan)
     common = np.median(ratios, axis=0)
-    if not np.all(np.abs(ratios - common) <= _AGREE * np.abs(common).max()):
+    if not np.all(np.abs(ratios - common) <= AGREE * np.abs(common).max()):
         return None
-    common[np.abs(common) <= _AGREE * np.abs(common).max()] = 0.0
-    rated = [(np.sum(np.abs(common - each) <= _AGREE * abs(each)), abs(each), each) for each in common if each > 0]
+    common[np.abs(common) <= AGREE * np.abs(common).max()] = 0.0
+    rated = [(np.sum(np.abs(common - each) <= AGREE * abs(each)), abs(each), each) for each in common if each > 0]
     common = common / max(rated)[-1]
-    near = np.where(np.abs(common - np.round(common)) <= _AGREE, np.round(common), common)
+    near = np.where(np.abs(common - np.round(common)) <= AGREE, np.round(common), common)
     return [float(each) for each in near]
 
 
 def _agree(one: Array, other: Array) -> bool:
-    return bool(np.linalg.norm(other - one) <= _AGREE * np.linalg.norm(one))
+    return bool(np.linalg.norm(other - one) <= AGREE * np.linalg.norm(one))
 
 
 def _quoted(key: str) -> str:

@@ -61,7 +61,7 @@ def _block(*, of_port: bool, centred: bool = True, epsilon: float = 1e-5, stream
     [
         ({"epsilon": 0.01}, "it adds 1.0e-2 to the variance, and the reference 1.0e-5"),
         ({"fault": "left out"}, "it reads `branch`, and the reference `branch` + `embed`"),
-        ({"stream": 0.5}, "it reads `branch` + 0.50 times `embed`, and the reference `branch` + `embed`"),
+        ({"stream": 0.5}, "it reads `branch` and `embed` as 2 to 1, and the reference as 1 to 1"),
         (
             {"fault": "behind"},
             "it normalises `branch` and then adds `embed`, and the reference normalises `branch` + `embed`",
