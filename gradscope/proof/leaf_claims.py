@@ -70,7 +70,7 @@ class LossOfLeaves:
         def tighter(tightening: Tightening) -> LossOfLeaves:
             longer = partial(tightened, tightening=tightening)
             return LossOfLeaves(
-                value, None, leaves, numbers, epsilon=epsilon, compiled=longer, hides_solvers=hides_solvers
+                value, surrogate, leaves, numbers, epsilon=epsilon, compiled=longer, hides_solvers=hides_solvers
             )
 
         self.here = {number: leaves[number] for number in numbers}
@@ -97,11 +97,17 @@ class LossOfLeaves:
             lambda step: self._along(point, point, everywhere, step), self._gradient_at(point), direction
         )
 
-    def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Mapping[Tightening, Callable[[], Claim]]:
-        """Returns functions that return the claim at `here` along a direction with solvers that run longer."""
+    def tightened_claims(
+        self, direction: Mapping[int, np.ndarray], *, surrogates: bool = False
+    ) -> Mapping[Tightening, Callable[[], Claim]]:
+        """Returns functions that return the claim at `here` along a direction with solvers that run longer.
+
+        With surrogates they return that of `surrogate_claim`.
+        """
 
         def there(of: Callable[[], LossOfLeaves]) -> Claim:
-            return of().claim(of().here, direction)
+            loss = of()
+            return (loss.surrogate_claim if surrogates else loss.claim)(loss.here, direction)
 
         return {each: partial(there, of) for each, of in self._tighter.items()}
 
@@ -251,13 +257,20 @@ class _Leaves:
         loss = self._loss
         along = self._directions.along([loss.here[number] for number in group])
         direction = dict(zip(group, along, strict=True))
-        claim = loss.claim(loss.here, direction)
-        found = outcome(
-            claim, lambda: loss.claim(self._nearby, direction), loss.tightened_claims(direction), self._tolerance
-        )
-        if found.status == "correct" or not loss.has_surrogate:
+        claim = partial(loss.claim, direction=direction)
+        held = partial(outcome, nearby=lambda: claim(self._nearby), tolerance=self._tolerance)
+        if not loss.has_surrogate:
+            return held(claim(loss.here), tightened=loss.tightened_claims(direction))
+        # Solvers run longer for surrogates first: beside these, differences of the loss itself are mostly others.
+        found = held(claim(loss.here))
+        if found.status == "correct":
             return found
         here, nearby = (partial(loss.surrogate_claim, point, direction) for point in (loss.here, self._nearby))
-        stopped = outcome(here(), nearby, tolerance=self._tolerance)
+        stopped = outcome(here(), nearby, loss.tightened_claims(direction, surrogates=True), self._tolerance)
+        if stopped.status == "correct":
+            return stopped
+        found = held(claim(loss.here), tightened=loss.tightened_claims(direction))
         # What a library stops, of which its own rule returns the derivative all the same, is no constant.
-        return found if found.solved and found.error < stopped.error else stopped
+        if found.status == "correct" or (found.solved and found.error < stopped.error):
+            return found
+        return stopped

@@ -326,6 +326,14 @@ def test_a_rule_is_as_exact_as_its_solver() -> None:
     assert all((row.expected or 0.0) < 0.05 for row in found.rows)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_beside_a_value_that_is_kept_constant_a_gradient_is_as_exact_as_the_solver(factor: float) -> None:
+    solved = equilibrium(until_small, factor=factor)
+    found = proof(lambda w, x: solved(w, x) * (1 + lax.stop_gradient(jnp.square(w).sum())))
+    status = {row.what.partition(",")[0]: row.status for row in found.gradients}
+    assert status["param_grad/value"] == ("correct" if factor == 1.0 else "wrong"), found.rows
+
+
 def test_a_wrong_rule_of_a_solver_and_what_it_makes_are_wrong() -> None:
     found = proof(equilibrium(until_small, factor=1.01))
     status = {row.what.partition(",")[0]: row.status for row in found.rows}
