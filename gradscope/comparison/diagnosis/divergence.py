@@ -47,7 +47,7 @@ BACKWARD: Final = (ACTIVATION_GRAD,)
 
 
 #: How the clause begins about a layer that reads other values than its counterpart.
-_READS: Final = "reads "
+READS: Final = "reads "
 
 #: How it begins about one that reads a value whose axes are flattened in another order.
 _FLATTENS: Final = "flattens "
@@ -181,7 +181,7 @@ def _alone_before(
     """Returns the rows without a counterpart that may have made a difference, before the value or gradient has it."""
     if not first.explained:
         return unpaired_before(rows, first, ref, cand)
-    return scopes_before(rows, first, ref, cand) if first.likely.startswith(_READS) else ()
+    return scopes_before(rows, first, ref, cand) if first.likely.startswith(READS) else ()
 
 
 def _makers(rows: Sequence[ComparisonRow], first: ComparisonRow, program: Program) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from gradscope.comparison.diagnosis.clauses import (
     some_of,
     unproven,
 )
-from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, READS, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
@@ -189,7 +189,7 @@ def _where(first: ComparisonRow, made: str, unpaired: Sequence[ComparisonRow], b
         by_side = ((side, _with_whole_loops(own)) for side, own in _by_side(blame.suspects))
         suspects = ", or at ".join(f"{some_of(names)}, only in the {side}" for side, names in by_side)
         what = _what(blame.suspects)
-        if not what and first.likely.startswith("reads "):  # what such steps are is known by what is read
+        if not what and first.likely.startswith(READS):  # what such steps are is known by what is read
             place = f"{quoted(first.name)}{_in_brackets(replace(first, explained=True), made)}"
         return f"first differs at {suspects}, {and_or} at {place}{what}"
     return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"

@@ -15,7 +15,8 @@ from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.structure.packed.stacked_parts import by_stacked_parts
 from tests.support.dumps import of_params
 
-LAYERS, WIDTH = 3, 8
+#: More layers than are all tried at once.
+LAYERS, WIDTH = 6, 8
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -77,15 +78,16 @@ def test_stacks_of_experts_that_are_packed_are_matched_with_those_that_are_apart
             np.testing.assert_array_equal(match.recipe.array(other), one.array(match.ref))
 
 
-def test_a_packed_tensor_of_wrong_values_is_matched_as_the_others_are() -> None:
+@pytest.mark.parametrize("wrong", [0, 1, LAYERS - 1])
+def test_a_packed_tensor_of_wrong_values_is_matched_as_the_others_are(wrong: int) -> None:
     arrays = packed_in_layers(kernels(8, 8, 8))
-    ref = of_params({name: each + (name == "1.in_proj") for name, each in arrays.items()})
+    ref = of_params({name: each + (name == f"{wrong}.in_proj") for name, each in arrays.items()})
     cand = of_params(stacked(kernels(8, 8, 8)))
     unmatched = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
     found = {match.ref: match for match in by_stacked_parts(Dumps(ref=ref, cand=cand), unmatched)}
     assert {key: match.matched_by for key, match in found.items()} == {
-        "param/0.in_proj": "fingerprint", "param/1.in_proj": "order", "param/2.in_proj": "fingerprint"
-    }  # fmt: skip
+        f"param/{n}.in_proj": "order" if n == wrong else "fingerprint" for n in range(LAYERS)
+    }
     for name, each in arrays.items():
         np.testing.assert_array_equal(found[f"param/{name}"].recipe.array(cand), each)
 

@@ -11,7 +11,6 @@ completes those of the others.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,18 +21,16 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import wide_values
-from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.layouts import Shape, relative_error
 from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Split, Transpose
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
+from gradscope.comparison.pairing.values.parts.joined.free_parts import FreeParts
 from gradscope.comparison.pairing.values.parts.joined.shared_elements import joined_tolerance
 from gradscope.comparison.pairing.values.parts.part_candidates import PartCandidates
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM
-
-#: The most tensors that are tried as parts of one: all of them are read.
-_MOST_PARTS: Final = 128
 
 #: The most places that are tried for one part, of those that have its largest element.
 _MOST_PLACES: Final = 16
@@ -108,27 +105,17 @@ def _into(sizes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Grid]:
-    free: defaultdict[tuple[int, ...], dict[str, int]] = defaultdict(dict)
-    for place, single in enumerate(singles):
-        if _is_matrix(other, single):
-            free[other.entry(single).shape][single] = place
+    free = FreeParts(other, filter(partial(_is_matrix, other), singles))
     corners_of = cache(partial(_corners, other))
     for key in filter(partial(_is_matrix, holder), keys):
         shape = holder.entry(key).shape
         for turned in (False, True):
-            fitting = [own for own in free if _fits(own[:: -1 if turned else 1], shape)]
-            if not _FEWEST**2 <= sum(len(free[own]) for own in fitting) <= _MOST_PARTS:
-                continue
-            if sum(math.prod(own) * len(free[own]) for own in fitting) < math.prod(shape):
-                continue  # they are too small, and the tensor is not read
-            places = {single: place for own in fitting for single, place in free[own].items()}
-            smaller = sorted(places, key=places.__getitem__)
+            smaller = free.of(math.prod(shape), partial(_fits, whole=shape, turned=turned), least=_FEWEST**2)
             corners = [each for single in smaller for each in corners_of(single)]
-            if not _has_corners(holder, key, other, smaller, corners):
+            if not corners or not _has_corners(holder, key, other, smaller, corners):
                 continue
             if (grid := _grid(holder, key, other, smaller, turned=turned)) is not None:
-                for part in grid.parts:
-                    del free[other.entry(part).shape][part]
+                free.remove(grid.parts)
                 yield grid
                 break
 
@@ -138,7 +125,8 @@ def _is_matrix(source: DumpSource, key: str) -> bool:
     return entry.family == PARAM and len(entry.shape) == 2 and dtype_class(entry.dtype) == "float"
 
 
-def _fits(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def _fits(shape: Shape, _: str, *, whole: Shape, turned: bool) -> bool:
+    part = shape[::-1] if turned else shape
     return all(0 < one < size for one, size in zip(part, whole, strict=True)) and math.prod(part) >= _FEWEST
 
 

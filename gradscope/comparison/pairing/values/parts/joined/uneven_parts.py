@@ -19,6 +19,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, permutations, product
 from typing import Final, NamedTuple
 
@@ -29,6 +30,7 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.values.parts.joined.free_parts import FreeParts
 from gradscope.comparison.pairing.values.parts.joined.joined_tensors import (
     JoinedAxes,
     JoinedParts,
@@ -42,9 +44,6 @@ from gradscope.dump.interfaces import DumpSource
 
 #: The most axes of a tensor whose parts are tried with their axes in every order: those of a convolution of images.
 _MOST_AXES: Final = 4
-
-#: The most tensors that are tried as parts of one: all of them are read.
-_MOST_PARTS: Final = 128
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -65,41 +64,25 @@ def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Itera
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[JoinedParts]:
-    # By shape and dtype, of which there are few, whatever the number of tensors.
-    free: defaultdict[tuple[tuple[int, ...], str], dict[str, int]] = defaultdict(dict)
-    for place, single in enumerate(singles):
-        entry = other.entry(single)
-        free[entry.shape, entry.dtype][single] = place
+    free, shared = FreeParts(other, singles), SharedElements(other)
     solved: list[JoinedParts] = []
-    shared = SharedElements(other)
     # Tensors of one shape follow each other: they have the same candidates, whose elements are read and sorted once.
     in_turn: defaultdict[tuple[Shape, str], list[str]] = defaultdict(list)
     for key in keys:
         in_turn[holder.entry(key).shape, holder.entry(key).dtype].append(key)
     for key in chain.from_iterable(in_turn.values()):
-        entry = holder.entry(key)
-        packed = _plain(entry.shape)
+        shape, dtype = holder.entry(key).shape, holder.entry(key).dtype
+        packed = _plain(shape)
         if not 0 < len(packed) <= _MOST_AXES:
             continue
-        of_shape = [
-            (math.prod(shape), alike)
-            for (shape, dtype), alike in free.items()
-            if _may_be_part(_plain(shape, len(packed)), packed) and comparable(dtype, entry.dtype)
-        ]
-        fitting = [alike for _, alike in of_shape]
-        if not 1 < sum(map(len, fitting)) <= _MOST_PARTS:
+        parts = free.of(math.prod(shape), partial(_fits, packed=packed, into=dtype), least=2)
+        if not parts or not shared.are_of(holder, key, parts):
             continue
-        if sum(size * len(alike) for size, alike in of_shape) < math.prod(entry.shape):
-            continue  # they are too small, and the tensor is not read
-        places = {single: place for alike in fitting for single, place in alike.items()}
-        ordered = sorted(places, key=places.__getitem__)
-        if shared.are_of(holder, key, ordered) and (joined := _joined(holder, key, other, ordered)) is not None:
-            for alike in fitting:
-                for part in joined.parts:
-                    alike.pop(part, None)
+        if (joined := _joined(holder, key, other, parts)) is not None:
+            free.remove(joined.parts)
             solved.append(joined)
             yield joined
-    left = {spelt(single): single for alike in free.values() for single in alike}
+    left = {spelt(single): single for single in free}
     yield from _by_names(holder, keys, other, left, solved)
 
 
@@ -127,6 +110,10 @@ def _plain(shape: Shape, least: int = 0) -> Shape:
     """Returns a shape without its axes of one element; the last of them stay where fewer than `least` are left."""
     ones = [axis for axis, size in enumerate(shape) if size == 1][: max(len(shape) - least, 0)]
     return tuple(size for axis, size in enumerate(shape) if axis not in ones)
+
+
+def _fits(shape: Shape, dtype: str, *, packed: Shape, into: str) -> bool:
+    return comparable(dtype, into) and _may_be_part(_plain(shape, len(packed)), packed)
 
 
 def _may_be_part(part: Shape, packed: Shape) -> bool:
