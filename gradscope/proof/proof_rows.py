@@ -26,6 +26,10 @@ _NEEDS_MESH: Final = "it runs inside its shard_map alone"
 #: What a correct row leaves open.
 _AT_ZERO: Final = "{} is zero at all its calls: what the rule does with other values is not checked"
 
+#: What a correct row takes as right.
+_KEPT: Final = "it returns no gradient for {}, which is data"
+_KEPT_BY: Final = "constant in {}, whose rule returns no gradient for data"
+
 #: A relative error that is allowed from which on a row says why it is, and how it does.
 _UNUSUAL: Final = 1e-3
 _SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
@@ -105,6 +109,8 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         return replace(row, why=_unclear(outcome, narrow, "the function"))
     if row.status == "correct" and found.zero:
         return replace(row, why=_AT_ZERO.format(" and ".join(found.zero)))
+    if row.status == "correct" and found.kept:
+        return replace(row, why=_KEPT.format(" and ".join(found.kept)))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
     meant = any(each.may_be_meant for each in wrong)
@@ -148,7 +154,13 @@ def plain_row(arguments: Sequence[Leaf], checked: Mapping[str, Any], *, changes:
 
 
 def leaf_row(
-    leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None, narrow: NarrowType | None
+    leaves: list[Leaf],
+    outcome: Outcome,
+    sources: Mapping[str, str],
+    narrow: NarrowType | None,
+    *,
+    excused: str | None,
+    kept_by: str | None,
 ) -> ProofRow:
     """Returns the row of the gradients with respect to some leaves.
 
@@ -156,17 +168,17 @@ def leaf_row(
         leaves: The leaves.
         outcome: The outcome of the claim.
         sources: `file:line` of parameters by name.
-        excused: The function through whose allowed rule the gradients are made; None where there is none.
         narrow: The narrow type that the loss computes in; None where there is none.
+        excused: The function through whose allowed rule the gradients are made; None where there is none.
+        kept_by: The function whose rule keeps the leaves constant, as they are data; None where there is none.
     """
     if len(leaves) > 1:
         row = _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
     else:
         source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
         row = _row(_key(leaves[0]), outcome, source)
-    if excused is not None and row.status in ("correct", "excused"):
-        taken = "is no derivative" if row.status == "excused" else "counts as right"
-        return replace(row, why=f"made through the rule of {excused}, which {taken}")
+    if taken := _taken_as_right(row.status, excused, kept_by if len(leaves) == 1 else None):
+        return replace(row, why=taken)
     if row.status == "not checked":
         return replace(row, why=_unclear(outcome, narrow, "the loss"))
     if outcome.zero:
@@ -177,6 +189,14 @@ def leaf_row(
         return row
     factor = rounded_factor(outcome.factor)
     return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
+
+
+def _taken_as_right(status: Status, excused: str | None, kept_by: str | None) -> str:
+    """Returns what a gradient that is not wrong takes as right; "" for nothing."""
+    if excused is not None and status in ("correct", "excused"):
+        taken = "is no derivative" if status == "excused" else "counts as right"
+        return f"made through the rule of {excused}, which {taken}"
+    return _KEPT_BY.format(kept_by) if kept_by is not None and status == "correct" else ""
 
 
 def with_wrong_rules(row: ProofRow, functions: Sequence[str], of_value: Sequence[str]) -> ProofRow:

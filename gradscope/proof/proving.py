@@ -22,6 +22,7 @@ from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
 from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row, with_wrong_rules
+from gradscope.proof.rules.kept_data import leaves_kept
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls, gradients_made_through
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
@@ -217,8 +218,16 @@ def _rows_at(
         if narrow is not None and not Widening().counts_for(of_leaves.epsilon):
             notes, narrow = (_narrow_note(narrow),), None
         sources = _sources(trace)
+        kept = leaves_kept(here, custom_rule_calls(here))
         gradients = tuple(
-            leaf_row([trace.arguments[each] for each in group], outcome, sources, made_through.get(group[0]), narrow)
+            leaf_row(
+                [trace.arguments[each] for each in group],
+                outcome,
+                sources,
+                narrow,
+                excused=made_through.get(group[0]),
+                kept_by=kept.get(group[0]),
+            )
             for group, outcome in outcomes
         )
         kinks = any(row.status == "not smooth here" for row in gradients)

@@ -3,7 +3,8 @@
 Automatic differentiation treats the values of `stop_gradient` as constants, and a function with a rule that is meant to
 be no derivative as if the rule were right. Finite differences follow the values. So before a gradient is reported as
 wrong, the loss is computed again with a surrogate: a stopped value stays as it is at the point of differentiation, and
-a function whose rule is allowed is linear around its operands there, with the slope that its rule states.
+a function whose rule is allowed is linear around its operands there, with the slope that its rule states. What a rule
+keeps constant of the batch stays as it is there, too.
 
 So is a draw of a gamma distribution, of which those of beta, Dirichlet and t distributions are made: JAX differentiates
 it for a fixed quantile, as is right on average over draws, and for a fixed random key the draw moves otherwise.
@@ -14,13 +15,14 @@ point of differentiation, those of every iteration included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 
 from gradscope.naming import PARAM
 from gradscope.naming.wording import counted
+from gradscope.proof.rules.kept_data import kept_operands
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.proof.rules.stopped_operands import STOP, stopped_operands
 from gradscope.proof.solvers.evaluation import evaluated_inside, is_while
@@ -71,15 +73,15 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     Returns:
         A pure function; None where nothing has a surrogate, or an allowed rule is not linear in the cotangent.
     """
-    differing = any(
-        call.rule.function in allowed or stopped_operands(call.equation) for call in custom_rule_calls(trace)
-    )
-    if not (differing or _has(trace, {STOP, *_DRAWS})):
+    calls = list(custom_rule_calls(trace))
+    kept = kept_operands(calls)
+    differing = any(call.rule.function in allowed or stopped_operands(call.equation) for call in calls)
+    if not (kept or differing or _has(trace, {STOP, *_DRAWS})):
         return None
 
     def loss(here: Sequence[Any], arguments: Sequence[Any]) -> Any:
         pairs = [_Pair(one, other) for one, other in zip(here, arguments, strict=True)]
-        return _PairedEvaluation(allowed).of(trace.jaxpr, trace.constants, pairs)[0].there
+        return _PairedEvaluation(allowed, kept).of(trace.jaxpr, trace.constants, pairs)[0].there
 
     try:
         jax.eval_shape(loss, list(leaves), list(leaves))
@@ -154,10 +156,12 @@ class _PairedEvaluation:
 
     Args:
         allowed: The names of the functions whose rule is meant to be no derivative.
+        kept: The positions of the operands that rules keep constant, by the identity of their equation.
     """
 
-    def __init__(self, allowed: Collection[str]) -> None:
+    def __init__(self, allowed: Collection[str], kept: Mapping[int, Collection[int]]) -> None:
         self._allowed = allowed
+        self._kept = kept
 
     def of(self, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Pair]) -> list[_Pair]:
         """Returns the outputs of a jaxpr."""
@@ -193,9 +197,9 @@ class _PairedEvaluation:
         rule = custom_rule(equation)
         if equation.primitive.name in _DRAWS or (rule is not None and rule.function in self._allowed):
             return _linear(equation, values)
-        stopped = frozenset[int]() if rule is None else stopped_operands(equation)
-        kept = [_Pair(each.here, each.here) if at in stopped else each for at, each in enumerate(values)]
-        made = (bind(equation, list(at)) for at in zip(*kept, strict=True))
+        stopped = () if rule is None else stopped_operands(equation).union(self._kept.get(id(equation), ()))
+        read = [_Pair(each.here, each.here) if at in stopped else each for at, each in enumerate(values)]
+        made = (bind(equation, list(at)) for at in zip(*read, strict=True))
         return [_Pair(*each) for each in zip(*made, strict=True)]
 
 

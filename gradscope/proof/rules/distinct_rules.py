@@ -17,7 +17,7 @@ import jax
 
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.rules.same_programs import program_key
-from gradscope.tracing.jaxpr.jaxcompat import is_literal, trace
+from gradscope.tracing.jaxpr.jaxcompat import Jaxpr, is_literal, trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,8 @@ def distinct_rules(calls: Sequence[CustomRuleCall]) -> list[DistinctRule]:
     """Returns the rules of calls, in the order of the first call of each."""
     alike: dict[Hashable, list[CustomRuleCall]] = {}
     for call in calls:
-        alike.setdefault((call.rule, tuple(str(atom.aval) for atom in call.equation.invars)), []).append(call)
+        shapes = tuple(str(atom.aval) for atom in call.equation.invars)
+        alike.setdefault((call.rule, call.kept, shapes), []).append(call)
     rule_of: dict[int, tuple[int, Hashable]] = {}
     for number, some in enumerate(alike.values()):
         rule_of |= {id(call): (number, program) for call, program in zip(some, _programs(some), strict=True)}
@@ -115,6 +116,24 @@ def _program(call: CustomRuleCall) -> Hashable:
 
 
 def _traced(call: CustomRuleCall, known: Mapping[int, Any]) -> Hashable:
+    return tuple(call.variables), tuple(call.outputs), program_key(*_opened(call, known))
+
+
+def traced_rule(call: CustomRuleCall) -> Jaxpr:
+    """Returns a trace of a call's function and rule, with the outputs and the gradient of each variable.
+
+    Args:
+        call: The call.
+
+    Raises:
+        NameError: A mesh is needed.
+        TypeError: So are the values of operands.
+        IndexError: Likewise.
+    """
+    return _opened(call, {})[0]
+
+
+def _opened(call: CustomRuleCall, known: Mapping[int, Any]) -> tuple[Jaxpr, tuple[Any, ...]]:
     def pulled_back(operands: Sequence[Any], weights: Sequence[Any]) -> Any:
         values = [known.get(at, operand) for at, operand in enumerate(operands)]
         here = [values[positions[0]] for positions in call.variables]
@@ -124,7 +143,7 @@ def _traced(call: CustomRuleCall, known: Mapping[int, Any]) -> Hashable:
     equation = call.equation
     shapes = [_shape(atom) for atom in equation.invars], [_shape(equation.outvars[at]) for at in call.outputs]
     jaxpr, constants, _ = trace(pulled_back, *shapes)
-    return tuple(call.variables), tuple(call.outputs), program_key(jaxpr, constants)
+    return jaxpr, constants
 
 
 def _shape(atom: Any) -> jax.ShapeDtypeStruct:

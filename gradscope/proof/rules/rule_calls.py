@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_barred, is_split
+from gradscope.naming import PARAM
 from gradscope.proof.rules.on_devices import on_devices
 from gradscope.proof.rules.stopped_operands import stopped_operands
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
@@ -17,6 +18,7 @@ from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachabil
 from gradscope.tracing.jaxpr.derivatives.custom_rules import CustomRule, constants_of_functions, stated_rule
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, source_in, splits_around
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.tracer import Trace
 
 
@@ -32,6 +34,8 @@ class CustomRuleCall:
         outputs: The positions of the outputs that the rule gets a gradient of; all where it gets none.
         constant: The numbers of the variables whose gradient reaches no argument of the loss, such as a number in the
             program, or that the function reads through `stop_gradient` alone.
+        data: The numbers of those that are made of the batch alone, where others are made of parameters.
+        kept: The numbers of those among them that the rule keeps constant.
     """
 
     rule: CustomRule
@@ -40,6 +44,8 @@ class CustomRuleCall:
     variables: Sequence[tuple[int, ...]]
     outputs: Sequence[int]
     constant: frozenset[int] = frozenset()
+    data: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
     @property
     def equation(self) -> Equation:
@@ -87,9 +93,8 @@ class CustomRuleCall:
 
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
     """Yields the calls of functions with a custom rule that count for the loss."""
-    differentiated = (at for at, leaf in enumerate(trace.arguments) if leaf.differentiated)
-    start = (FrameVariable(trace.root, trace.root.jaxpr.invars[at]) for at in differentiated)
-    varying = ForwardFlow().closure(start, passes_tangents)
+    varying = _varying(trace, lambda leaf: leaf.differentiated)
+    trained = _varying(trace, lambda leaf: leaf.differentiated and leaf.family == PARAM)
     for frame in trace.root.walk():
         for number in () if is_barred(frame) else sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
@@ -102,6 +107,9 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                 )
                 stopped = stopped_operands(equation)
                 constant |= {at for at, positions in enumerate(variables) if stopped.issuperset(positions)}
+                data = frozenset(
+                    at for at, atom in enumerate(atoms) if is_literal(atom) or FrameVariable(frame, atom) not in trained
+                )
                 yield CustomRuleCall(
                     rule=rule,
                     frame=frame,
@@ -109,7 +117,15 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                     variables=variables,
                     outputs=_differentiated(trace, frame, equation),
                     constant=constant,
+                    data=data - constant if len(data) < len(atoms) else frozenset(),
                 )
+
+
+def _varying(trace: Trace, counts: Callable[[Leaf], bool]) -> Collection[FrameVariable]:
+    """Returns the variables that are differentiated where some arguments are."""
+    variables = zip(trace.arguments, trace.root.jaxpr.invars, strict=False)
+    start = (FrameVariable(trace.root, variable) for leaf, variable in variables if counts(leaf))
+    return ForwardFlow().closure(start, passes_tangents)
 
 
 def calls_of_stated_rules(trace: Trace) -> int:

@@ -15,7 +15,8 @@ from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.compared_rule import ComparedRule
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.faults.returned_values import WrongValue
-from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, wrong_arguments
+from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, name_of, wrong_arguments
+from gradscope.proof.rules.kept_data import keeping_data
 from gradscope.proof.rules.operands.operands_nearby import OperandsNearby
 from gradscope.proof.rules.operands.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.rule_calls import custom_rule_calls
@@ -35,6 +36,7 @@ class RuleOutcome:
         arguments: The arguments for which a wrong rule is wrong.
         value: How what it returns for the function's value is wrong; None where it is not.
         zero: The arguments that are zero wherever the rule is checked, which hides what it does with them.
+        kept: The arguments that it keeps constant, and that are data.
     """
 
     rule: DistinctRule
@@ -42,6 +44,7 @@ class RuleOutcome:
     arguments: tuple[WrongArgument, ...] = ()
     value: WrongValue | None = None
     zero: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def rule_outcomes(
@@ -65,7 +68,7 @@ def rule_outcomes(
             explains a gradient that is not smooth.
     """
     with widening.context():
-        rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
+        rules = distinct_rules([*keeping_data(call for call in custom_rule_calls(trace) if call.variables)])
     for rule in (each for each in rules if each.needs_mesh):
         yield RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
     rules = [rule for rule in rules if not rule.needs_mesh]
@@ -102,7 +105,8 @@ def rule_outcomes(
         if not any(each.outcome.status == "wrong" for each in found):
             elsewhere, zero = nearby.of(calls, here)
             found += _wrong_nearby(compared, elsewhere)
-        yield replace(_worst(trace, rule, found, kinks=kinks), zero=tuple(zero))
+        kept = tuple(name_of(trace, rule.call, rule.call.variables[at][0]) for at in sorted(rule.call.kept))
+        yield replace(_worst(trace, rule, found, kinks=kinks), zero=tuple(zero), kept=kept)
 
 
 class _Checked(NamedTuple):

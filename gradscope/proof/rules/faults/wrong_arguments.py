@@ -88,7 +88,7 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, rule: RuleOfCall) -> tup
     """
     outcomes = [[rule.of_one(variable) for _ in range(DIRECTIONS)] for variable in range(len(call.variables))]
     wrong = [variable for variable, found in enumerate(outcomes) if any(each.status == "wrong" for each in found)]
-    names = {variable: _name(trace, call, call.variables[variable][0]) for variable in wrong}
+    names = {variable: name_of(trace, call, call.variables[variable][0]) for variable in wrong}
     return tuple(_Faults(call, rule, variable, outcomes[variable], names).argument() for variable in wrong)
 
 
@@ -179,7 +179,14 @@ def _multiple(factor: float) -> str:
     )
 
 
-def _name(trace: Trace, call: CustomRuleCall, position: int) -> str:
+def name_of(trace: Trace, call: CustomRuleCall, position: int) -> str:
+    """Returns the name of an operand in its function, or its number, and the loss's argument that it is, if it is one.
+
+    Args:
+        trace: The traced loss.
+        call: A call of the function.
+        position: The position of the operand.
+    """
     key = resolve(call.frame, call.equation.invars[position])
     of_loss = None if key is None or key.frame or key.equation != OPERAND else trace.arguments[key.position]
     name = argument_name(call.equation, position)
