@@ -120,11 +120,14 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
 def function_inside(equations: Iterable[Equation], function: str, file_name: str) -> tuple[str, int, str] | None:
     """Returns file, line and function of the user's frame that a library's function calls; None where it calls none.
 
+    Where the library decorates a function of another one, as Equinox does those of Optimistix, it is that function.
+
     Args:
         equations: Equations that were traced inside the library's function.
         function: Its name.
         file_name: Its file.
     """
+    of_library: Any = None
     for equation in equations:
         traceback = equation.source_info.traceback
         frames = [] if traceback is None else traceback.frames
@@ -134,8 +137,14 @@ def function_inside(equations: Iterable[Equation], function: str, file_name: str
         ]  # fmt: skip
         for frame in reversed(frames[: around[0]]) if around else ():
             if not is_library_file(frame.file_name):
-                return frame.file_name, frame.line_num, frame.function_name.rpartition(".")[2]
-    return None
+                return _called(frame)
+            if of_library is None and frame.file_name != file_name and not is_file_of("jax", frame.file_name):
+                of_library = frame
+    return None if of_library is None else _called(of_library)
+
+
+def _called(frame: Any) -> tuple[str, int, str]:
+    return frame.file_name, frame.line_num, frame.function_name.rpartition(".")[2]
 
 
 def library_function(equation: Equation) -> str | None:

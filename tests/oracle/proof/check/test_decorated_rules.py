@@ -78,3 +78,14 @@ def test_a_root_is_called_as_the_function_of_jax_that_finds_it() -> None:
     row = _rule(root)
     assert row.status == "wrong"
     assert row.what.startswith("custom rule of custom_root, used at test_decorated_rules.py:")
+
+
+def test_a_function_of_a_library_that_another_one_decorates_has_its_own_name() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    def checked(x: Any, _: Any) -> Any:
+        return eqx.error_if(x, jnp.any(x > 1e6), "too large")
+
+    row = _rule(checked)
+    assert row.status == "correct"
+    assert not row.what.startswith("custom rule of fn_wrap")
