@@ -14,6 +14,7 @@ import pytest
 from models import linear_regression, mlp
 from models.transformer import Transformer
 from tests.oracle.zoo import ShortResNet
+from tests.support.sampled import sampled
 
 ZOO = {
     "linear_regression": linear_regression,
@@ -52,7 +53,7 @@ def test_the_strict_rules_are_in_force() -> None:
         jnp.add(jnp.ones((2, 2)), jnp.ones(2))
 
 
-@pytest.mark.parametrize("name", ZOO)
+@sampled("name", ZOO)
 def test_every_parameter_has_a_finite_gradient_that_is_not_zero(name: str) -> None:
     _, gradients = loss_and_gradients(name)
     for path, gradient in jax.tree_util.tree_leaves_with_path(learned(gradients)):

@@ -15,6 +15,7 @@ from jax import lax
 
 import gradscope as gs
 from tests.support.data import evenly, filled
+from tests.support.sampled import sampled
 
 W = filled(1.0, 2, 3)
 X = jax.device_put(np.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], np.float32))
@@ -114,7 +115,7 @@ def line_by_jax(loss: Callable[..., Any]) -> str:
     return f"test_births.py:{entry.lineno + 1}"
 
 
-@pytest.mark.parametrize("loss", [*FORWARD, *ONLY_GRADIENTS], ids=lambda loss: loss.__name__)
+@sampled("loss", [*FORWARD, *ONLY_GRADIENTS], ids=lambda loss: loss.__name__)
 def test_the_infinity_is_named_and_not_what_makes_nan_of_it(loss: Any) -> None:
     found = origin_of(loss)
     primitive, index = (FORWARD | ONLY_GRADIENTS)[loss]

@@ -14,6 +14,7 @@ from jax import lax
 import gradscope as gs
 from gradscope.dump.manifest.manifest import Cause
 from tests.support.data import drawn, filled
+from tests.support.sampled import sampled
 
 BATCH = drawn(0, 4, 8, 16)
 
@@ -160,7 +161,7 @@ def causes(captured: gs.Dump) -> list[Cause]:
     return [cause for cause in captured.causes if "does not change with it" in cause.why]
 
 
-@pytest.mark.parametrize("model", INVARIANT)
+@sampled("model", INVARIANT)
 def test_an_invariance_is_found_with_what_takes_the_value_out(model: str) -> None:
     loss, weights, names, taken_out_by = INVARIANT[model]
     captured = gs.capture(loss, weights, BATCH)
@@ -175,7 +176,7 @@ def test_an_invariance_is_found_with_what_takes_the_value_out(model: str) -> Non
         assert each.why.endswith("nothing is learned")
 
 
-@pytest.mark.parametrize("model", INVARIANT)
+@sampled("model", INVARIANT)
 def test_the_loss_does_not_change_with_what_is_called_invariant(model: str) -> None:
     loss, weights, names, _ = INVARIANT[model]
     eps = (

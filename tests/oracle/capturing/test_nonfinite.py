@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.dump.manifest.operation_facts import Origin
 from tests.support.data import filled
+from tests.support.sampled import sampled
 
 #: Rows of operands; the trap is sprung by some element of the second row alone.
 X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
@@ -194,14 +195,14 @@ def origin_of_rows(function: Callable[..., Any]) -> Origin:
     return origin
 
 
-@pytest.mark.parametrize("function", GUARDED.values(), ids=GUARDED)
+@sampled("function", GUARDED.values(), ids=GUARDED)
 def test_the_where_that_throws_a_result_away_is_named(function: Callable[..., Any]) -> None:
     found = origin_of_rows(function)
     assert (found.direction, "thrown away by the where at test_nonfinite.py" in found.why) == ("backward", True)
     assert "where twice" in found.repair
 
 
-@pytest.mark.parametrize("function", NOT_GUARDED.values(), ids=NOT_GUARDED)
+@sampled("function", NOT_GUARDED.values(), ids=NOT_GUARDED)
 def test_a_where_that_is_only_downstream_is_not_said_to_throw_the_result_away(function: Callable[..., Any]) -> None:
     found = origin_of_rows(function)
     assert (found.direction, found.primitive, "the where" in found.why) == ("backward", "sqrt", False)

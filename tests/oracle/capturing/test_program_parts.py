@@ -18,6 +18,7 @@ from gradscope.instrument.rewriting.program_parts import in_parts, is_compiled_i
 from gradscope.tracing.tracer import trace_loss
 from tests.oracle.capturing.test_segmented import awkward, captured
 from tests.oracle.zoo import ZOO
+from tests.support.sampled import sampled
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def awkward_arguments() -> tuple[Any, Any]:
     return variables, (jax.random.key(0), jnp.bool_(True), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("loss", "arguments"),
     [
         (awkward, awkward_arguments),

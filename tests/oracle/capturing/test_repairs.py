@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.capturing.explain.nonfinite.causes import repairs
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 W = jax.device_put(np.array([0.7, 1.2, 0.4], np.float32))
 X = jax.device_put(np.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], np.float32))
@@ -308,7 +308,7 @@ def finite(value: Any, gradients: Any) -> bool:
     return bool(np.isfinite(value) and np.isfinite(np.asarray(gradients, np.float32)).all())
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@sampled("case", CASES.values(), ids=CASES)
 def test_a_repair_repairs_what_it_is_suggested_for(case: Case) -> None:
     with np.errstate(all="ignore"), jax.numpy_rank_promotion("allow"):
         captured = gs.capture(case.broken, case.weights, X)

@@ -24,6 +24,7 @@ from gradscope.presentation.tables.facts import facts
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.loading.model import Model
 from tests.support.data import drawn, filled
+from tests.support.sampled import sampled
 
 ONES = filled(1.0, 4)
 ZEROS = filled(0.0, 4)
@@ -316,7 +317,7 @@ def said() -> dict[str, str]:
     return whys({**losses, "healthy": lambda w, x: (w * x).sum()}, {**parameters, "healthy": ONES})
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@sampled("fault", FAULTS)
 def test_a_fault_is_named_with_its_place(said: dict[str, str], fault: str) -> None:
     assert re.search(FAULTS[fault][2], said[fault]), said[fault]
 

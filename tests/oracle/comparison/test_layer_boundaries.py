@@ -13,6 +13,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 EXAMPLES, LENGTH, WIDTH = 3, 5, 4
 
@@ -319,7 +320,7 @@ def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.
     return _captured(network, params)
 
 
-@pytest.mark.parametrize("names", [("embed", "one", "two", "head"), ("Dense_0", "Dense_1", "Dense_2", "Dense_3")])
+@sampled("names", [("embed", "one", "two", "head"), ("Dense_0", "Dense_1", "Dense_2", "Dense_3")])
 @pytest.mark.parametrize("fault", ["", "one", "two", "two_norm"])
 def test_a_factor_within_a_layer_that_norms_hide_is_not_told_for_a_fault_behind(
     names: tuple[str, ...], fault: str

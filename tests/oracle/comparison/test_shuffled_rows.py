@@ -16,6 +16,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipe_steps import Reorder
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered_rows, shuffled_rows
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(53).normal
 HEADS, EACH, WIDTH, HIDDEN = 2, 4, 6, 10
@@ -68,7 +69,7 @@ def _attention(packing: Packing, names: str = "kv", *, masked: bool = False) -> 
     return gs.capture(loss, {"attention": own, "out": OUT}, TOKENS, origins=False)
 
 
-@pytest.mark.parametrize("packing", ["joined", "stacked"])
+@sampled("packing", ["joined", "stacked"])
 @pytest.mark.parametrize("names", ["kv", "qkv"])
 def test_packed_projections_of_which_some_have_their_halves_in_another_order(packing: Packing, names: str) -> None:
     reference, port = _attention(""), _attention(packing, names)

@@ -19,6 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from gradscope.frameworks.torch import capture  # noqa: E402
+from tests.support.sampled import sampled  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("compiled_in_a_hurry"),
@@ -141,7 +142,7 @@ def test_a_network_without_its_norms_agrees_with_one_that_has_them() -> None:
 
 
 @pytest.mark.parametrize("norm", WEIGHT_NORMS)
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "kept", "told"),
     [
         ("axis", False, "(`cell/weight`)"),

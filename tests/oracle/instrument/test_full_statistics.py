@@ -16,6 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.instrument.statistics import core_statistics as core
 from gradscope.instrument.statistics import full_statistics as full
 from gradscope.stats.core_tier import stats_from_core
+from tests.support.sampled import sampled
 
 PLACES = {
     "host": (core._on_host, full._magnitudes_on_host), "device": (core._on_device, full._magnitudes_on_device)
@@ -45,7 +46,7 @@ def vector_of(array: Any, place: str) -> np.ndarray:
     return np.asarray(jax.jit(measured)(jnp.asarray(array)))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@sampled("place", PLACES)
 @pytest.mark.parametrize("name", TENSORS)
 def test_columns_are_those_of_a_dump(place: str, name: str) -> None:
     array = np.asarray(TENSORS[name])

@@ -20,6 +20,7 @@ from tests.oracle.engine import Probe, assert_close, check, check_compiled, laye
 from tests.oracle.isolation.isolating import of_losses
 from tests.oracle.terms import assert_sums, terms_of
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 WEIGHTS = evenly(-1.0, 1.0, 3, 3)
 INPUTS = evenly(-1.0, 2.0, 8, 3)
@@ -258,7 +259,7 @@ def looped(x: Any) -> Any:
     return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: layer("grow", lambda: x + 1), x)
 
 
-@pytest.mark.parametrize("function", LOSSES.values(), ids=LOSSES.keys())
+@sampled("function", LOSSES.values(), ids=LOSSES.keys())
 def test_sharding_that_is_part_of_types(function: Any) -> None:
     """Under a mesh with explicit axes branches, loops and backward rules agree on types only if shardings agree."""
     mesh = jax.make_mesh((SHARDS,), ("data",), axis_types=(AxisType.Explicit,))

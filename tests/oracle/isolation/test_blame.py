@@ -13,6 +13,7 @@ from jax import Array
 
 import gradscope as gs
 from tests.oracle.isolation.isolating import isolated, of_losses, wrong
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -79,7 +80,7 @@ def reference() -> gs.Dump:
     return gs.capture(network, PARAMS, BATCH, origins=False)
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@sampled("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("fault", LAYERS)
 def test_the_faulty_layer_alone_is_blamed(fault: str, backward: bool) -> None:
     loss = partial(network, fault=fault, backward=backward)

@@ -23,6 +23,7 @@ from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.tracing.loading.model import Model
 from tests.oracle.isolation.isolating import isolated, of_losses, wrong
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -120,7 +121,7 @@ def with_fault(fault: str) -> tuple[LocalRow, ...]:
     return found.different
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@sampled("fault", FAULTS)
 def test_the_place_of_the_fault_alone_is_blamed(fault: str) -> None:
     first = with_fault(fault)[0]
     assert first.place.reads == FAULTS[fault][1]
@@ -251,7 +252,7 @@ def gated(params: Any, batch: Any, *, fault: str = "", each: bool = True) -> Arr
 
 
 @pytest.mark.parametrize("each", [True, False])
-@pytest.mark.parametrize("fault", ["up", "before up", ""])
+@sampled("fault", ["up", "before up", ""])
 def test_a_fault_in_one_arm_of_a_branch_is_that_arms_alone(fault: str, each: bool) -> None:
     loss = partial(gated, each=each)
     found = of_losses(loss, partial(loss, fault=fault), PARAMS, BATCH, origins=False)

@@ -17,6 +17,7 @@ from gradscope.comparison import Comparison
 from tests.oracle.isolation import faulty
 from tests.oracle.isolation.isolating import isolated, wrong
 from tests.support.data import drawn, filled
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -101,7 +102,7 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
     assert not any(word in found.sentence for word in ("anew", "in addition"))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@sampled("fault", FAULTS)
 def test_isolated_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
     variables, batch, expected = faulty.planted(fault), faulty.batch(), FAULTS[fault]
     found = isolated(reference, captured(fault), faulty.with_fault(fault), variables, batch)

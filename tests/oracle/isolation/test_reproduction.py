@@ -24,6 +24,7 @@ from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
 from tests.support.data import evenly
 from tests.support.reproduction import Ran, run_here
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -117,9 +118,7 @@ def branching(params: Any, batch: Any, *, fault: str = "") -> Any:
     return (jax.vmap(one)(batch["x"]) ** 2).mean()
 
 
-@pytest.mark.parametrize(
-    ("fault", "name"), [("first", "before first"), ("second", "before second"), ("head", "head"), ("", "first")]
-)
+@sampled(("fault", "name"), [("first", "before first"), ("second", "before second"), ("head", "head"), ("", "first")])
 def test_a_branch_of_each_example_shows_its_fault(tmp_path: Path, fault: str, name: str) -> None:
     names = ("dense", "first", "second", "head")
     keys = jax.random.split(jax.random.key(0), 5)

@@ -14,6 +14,7 @@ import pytest
 
 import gradscope as gs
 from tests.oracle.proof.commands import Dumped, gradscope
+from tests.support.sampled import sampled
 
 LAYERS_OF_A_BLOCK = {
     *("norm1", "attn/query", "attn/key", "attn/value", "attn/scores", "attn/softmax", "attn/mix", "attn/out", "attn"),
@@ -35,7 +36,7 @@ def names(report: Any, family: str, status: str) -> set[str]:
     return {row["name"] for row in report["rows"] if (row["family"], row["status"]) == (family, status)}
 
 
-@pytest.mark.parametrize("family", ["activation", "activation_grad"])
+@sampled("family", ["activation", "activation_grad"])
 def test_every_iteration_of_the_scan_is_a_block_of_the_unrolled_model(
     family: str, scanned: Path, unrolled: Path
 ) -> None:

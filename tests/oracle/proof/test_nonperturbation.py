@@ -22,6 +22,7 @@ from tests.oracle import engine
 from tests.oracle.proof.commands import Dumped
 from tests.oracle.proof.commands import gradscope as gradscope_command
 from tests.oracle.zoo import ZOO, Case
+from tests.support.sampled import sampled
 
 
 def bits_of(tree: Any) -> list[bytes]:
@@ -50,7 +51,7 @@ def test_operation_by_operation_a_step_that_observes_gives_the_same_bits() -> No
     assert len(seen) > 0
 
 
-@pytest.mark.parametrize("name", [SCANNED, "resnet18, short"])
+@sampled("name", [SCANNED, "resnet18, short"])
 def test_operation_by_operation_the_program_that_a_dump_runs_gives_the_same_bits(name: str) -> None:
     """Unlike above the model is traced before: loops are loops and checkpoints are checkpoints, and their rules run."""
     case, (variables, batch), expected = plain(name)

@@ -19,6 +19,7 @@ import gradscope
 from tests.oracle.proof.perturbed import Perturbed
 from tests.oracle.zoo import ZOO, Case
 from tests.support.explicit import COMPILED_QUICKLY
+from tests.support.sampled import sampled
 
 ROUNDING = 1e-9
 #: What may be left of a gradient whose terms cancel.
@@ -48,7 +49,7 @@ def differentiated(case: Case, at: Literal["outputs", "operands"]) -> tuple[Pert
     return twins[0], values, gradients
 
 
-@pytest.mark.parametrize("case", UNROLLED.values(), ids=UNROLLED.keys())
+@sampled("case", UNROLLED.values(), ids=UNROLLED.keys())
 def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: Case) -> None:
     twin, outputs, gradients = differentiated(case, "outputs")
     dump = gradscope.capture(case.loss, *case.arguments(), ops=True)

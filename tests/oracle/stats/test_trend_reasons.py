@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from tests.support.sampled import sampled
 
 WIDTHS = (40, 36, 32, 44, 40, 38, 42, 36, 40, 32, 36, 44, 40)
 HALF = 2**0.5
@@ -51,7 +52,7 @@ def identity(x: Any) -> Any:
     return x
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "gain", "options", "rule", "said"),
     [
         (identity, 0.6, {}, "vanishing", r"the kernels shrink it by 1.6\d each: their weights have 0.\d* times "),

@@ -16,6 +16,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
 from gradscope.training.probing.returned.applied_updates import _moves, moves
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -113,7 +114,7 @@ def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
     assert why.startswith("b, w move by something else than their recorded update")
 
 
-@pytest.mark.parametrize(
+@sampled(
     "loop",
     [
         {},

@@ -24,6 +24,7 @@ from gradscope.presentation import trends_report
 from gradscope.training.optimizers.tree_norm import tree_norm
 from gradscope.training.probing.probe_history import ProbeHistory, close_open_probes
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -714,7 +715,7 @@ def test_the_variables_of_an_optimizer_are_found_in_dictionaries_of_any_depth(ne
 KEY = jax.random.key(7)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "said"),
     [
         ("none", []), ("key", ["repeated"]), ("constant", ["repeated"]), ("number of steps", []),

@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 X = drawn(0, 16, 8)
 PARAMS = {"inner": drawn(1, 8, 8), "outer": drawn(2, 8, 4)}
@@ -32,7 +33,7 @@ def nll(z: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(z, Y).mean()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "loss"),
     [("softmax", lambda z: nll(relu(z))), ("softmax", lambda z: nll(jnp.maximum(z, 0.0))),
      ("softmax", lambda z: nll(jax.nn.relu6(z))), ("softmax", lambda z: nll(jnp.clip(z, 0.0, 6.0))),
@@ -65,7 +66,7 @@ def test_other_functions_of_limited_results_are_told_by_name(
     assert text.startswith(f"the {function} of the loss takes for logits what the {by} at test_rectified_logits.py:")
 
 
-@pytest.mark.parametrize(
+@sampled(
     "loss",
     [nll, lambda z: jnp.square(relu(z) - ONE_HOT).mean(),
      lambda z: nll(z) + 0.1 * jnp.abs(relu(z)).mean(),

@@ -19,6 +19,7 @@ import gradscope as gs
 from gradscope.instrument.query import resolve
 from tests.oracle.capturing.test_segmented import captured
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 WIDTH = 8
 X = drawn(0, 6, WIDTH)
@@ -194,7 +195,7 @@ def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scop
     assert all(bool(each.names) is (scope is not None) for each in known)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("between", "again"),
     [
         (lambda shares, _: shares, True),

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 P = {"w": drawn(1, 8, 4), "b": jnp.zeros((1, 4)), "table": drawn(2, 16, 8), "conv": drawn(3, 3, 8, 8)}
 X, IMAGES = drawn(4, 16, 8), drawn(5, 16, 5, 8)
@@ -21,7 +21,7 @@ def conv(x: Any, kernel: Any) -> Any:
     return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("made", "batch"),
     [(lambda p, x: jax.nn.relu(x @ p["table"].T) @ p["table"], X),
      (lambda p, x: jnp.einsum("nd,ed->ne", x, p["table"][:8]), X),

@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.dump.manifest.codec import manifest_to_text
 from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 X = drawn(0, 4, 6, 8)
 PARAMS = {name: drawn(1 + n, 8, 8, scale=0.3) for n, name in enumerate(("query", "key", "value", "out"))}
@@ -68,7 +69,7 @@ def told(attend: Attend, axis: int) -> list[tuple[tuple[int, ...], tuple[int, ..
     return [(each.over, each.summed) for each in dump.manifest.softmax_uses]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("attend", "right", "wrong", "expected"),
     [(plain, -1, 1, ((1,), (2,))), (plain, 2, 0, ((0,), (2,))), (heads, -1, 2, ((2,), (3,))),
      (dropped_out, 1, 2, ((2,), (1,))), (written_out, -1, 0, ((0,), (2,))), (mapped, -1, 0, ((1,), (2,))),
@@ -105,7 +106,7 @@ def test_it_is_a_sentence_with_the_line() -> None:
 BEFORE, OWN, BEHIND = np.tril(np.ones((6, 6), bool), -1), np.eye(6, dtype=bool), np.triu(np.ones((6, 6), bool), 1)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("mask", "reads"),
     [(BEFORE | OWN, None), (BEFORE | OWN | BEHIND, None), (BEHIND | OWN, (0, 6 / 36, 15 / 36)),
      (BEHIND, (0, 0, 15 / 36)), (BEFORE | BEHIND, (15 / 36, 0, 15 / 36))],
@@ -128,7 +129,7 @@ def test_positions_that_are_never_read_are_told(mask: Any, reads: Any, fill: flo
     assert [each.reads for each in found] == ([] if reads is None else [pytest.approx(reads, abs=1e-6)])
 
 
-@pytest.mark.parametrize(("mask", "told"), [(BEFORE | OWN, False), (BEHIND, True)], ids=["causal", "its opposite"])
+@sampled(("mask", "told"), [(BEFORE | OWN, False), (BEHIND, True)], ids=["causal", "its opposite"])
 @pytest.mark.parametrize("heads", [1, 2, 4], ids=["shared", "grouped", "its own"])
 def test_heads_that_share_their_keys_hide_no_positions(mask: Any, told: bool, heads: int) -> None:
     def loss(p: Any, x: Any) -> Any:

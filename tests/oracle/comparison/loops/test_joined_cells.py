@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 WIDTH, STATES, STEPS = 3, 4, 4
 _draw = np.random.default_rng(8).normal
@@ -158,7 +159,7 @@ def test_the_bias_of_gates_in_another_order_is_less_by_what_one_adds() -> None:
     assert "`cell/bias` is less by 1 in the candidate, which adds that itself" in found.sentence, found.sentence
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "told", "never"),
     [
         ("forget", "Forward first differs at `cell[1].0`", "The runs start"),

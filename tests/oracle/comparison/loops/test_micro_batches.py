@@ -13,6 +13,7 @@ import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -150,7 +151,7 @@ def test_parts_under_other_names_are_compared_by_the_parameters_of_their_layers(
     assert wrong.first_divergence.forward.name == "head"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("one", "other"),
     [
         *(("whole", "four parts"), ("four parts", "two parts"), *OTHERWISE_CUT),

@@ -21,6 +21,7 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolation.isolating import isolated
 from tests.support.data import drawn, filled
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -137,7 +138,7 @@ def loop_outputs(found: Comparison) -> dict[str, str]:
     return {key: row.counterpart for key, row in by_key(found).items() if row.matched_by == "iterations"}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("network", "way"),
     [
         *((network, "forwards") for network in ("carry", "carry and stack", "stacked carry", "nested")),

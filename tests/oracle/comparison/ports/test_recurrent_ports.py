@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its rec
 from torch import Tensor, nn  # noqa: E402
 
 from gradscope.frameworks.torch import capture  # noqa: E402
+from tests.support.sampled import sampled  # noqa: E402
 
 WIDTH, STATES, STEPS, EXAMPLES = 5, 6, 8, 3
 READ: Final = np.random.default_rng(4).normal(size=(EXAMPLES, STEPS, WIDTH)).astype(np.float32)
@@ -158,7 +159,7 @@ SIZES: Final = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "directions", "depth", "faults"), SIZES)
+@sampled(("kind", "directions", "depth", "faults"), SIZES)
 def test_what_a_recurrent_layer_does_otherwise_is_told(
     kind: str, directions: int, depth: int, faults: tuple[str, ...]
 ) -> None:

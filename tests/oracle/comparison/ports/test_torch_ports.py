@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its cap
 from torch import Tensor, nn  # noqa: E402
 
 from gradscope.frameworks.torch import capture  # noqa: E402
+from tests.support.sampled import sampled  # noqa: E402
 
 #: The statistics that a batch norm leaves behind are no tensors of a file without a manifest.
 FORWARD_FAULTS = tuple(fault for fault in FAULTS if fault != "momentum")
@@ -521,7 +522,7 @@ def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float)
 
 
 @pytest.mark.parametrize("steps", [5, 4], ids=["all steps", "all but the last step"])
-@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0")])
+@sampled(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0")])
 def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, blamed: str, steps: int) -> None:
     torch.manual_seed(0)
 
@@ -1170,7 +1171,7 @@ def _port_of_norm(module: nn.Sequential, x: Tensor, share: float, variance: Call
     return gs.capture(loss, variables, x.numpy(), has_aux=True, origins=False)
 
 
-@pytest.mark.parametrize("momentum", [0.05, 0.3, None])
+@sampled("momentum", [0.05, 0.3, None])
 @pytest.mark.parametrize("channels", [1, 2, 8])
 def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
     torch.manual_seed(0)
@@ -1184,7 +1185,7 @@ def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int
 
 
 @pytest.mark.parametrize("channels", [1, 2, 8, 64])
-@pytest.mark.parametrize(
+@sampled(
     "wrong",
     [lambda x: x.std(0), lambda x: x.var(0) + 1e-2, lambda x: (x**2).mean(0)],
     ids=["deviation", "epsilon added", "mean square"],

@@ -13,6 +13,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 #: So many values that some are nearer to a kink than the programs are to each other.
 EXAMPLES, WIDTH = 64, 4096
@@ -70,9 +71,7 @@ def _dump(activation: str, *, apart: float = 0.0, scale: float = 1.0, scoped: bo
     return gs.capture(loss, *_arguments())
 
 
-@pytest.mark.parametrize(
-    ("activation", "scoped"), [*((each, True) for each in ACTIVATIONS), ("relu6", False), ("pooled", False)]
-)
+@sampled(("activation", "scoped"), [*((each, True) for each in ACTIVATIONS), ("relu6", False), ("pooled", False)])
 def test_right_programs_are_the_same_where_rounding_decides_at_a_kink(activation: str, scoped: bool) -> None:
     found = gs.compare(_dump(activation, scoped=scoped), _dump(activation, apart=3e-5, scoped=scoped))
     assert found, found.sentence

@@ -18,6 +18,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from tests.integration.command import gradscope
+from tests.support.sampled import sampled
 
 MODEL = """
 import jax, jax.numpy as jnp, numpy as np
@@ -94,7 +95,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_no_difference(folder: Path)
     assert gradscope("compare", "ref", "reordered", "--bitwise", folder=folder).status == 1
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("options", "step", "family", "name"),
     [
         ({"data": "others"}, 20, "input", "x"),

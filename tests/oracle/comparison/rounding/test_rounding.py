@@ -22,6 +22,7 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.ports import flax_like, torch_like
 from tests.support.ports.everything import CONVNET, VISION
 from tests.support.ports.port import Port, captured
+from tests.support.sampled import sampled
 
 WIDTH, DEPTH = 32, 4
 
@@ -156,7 +157,7 @@ def _scaled(source: MemoryDump, key: str, factor: float) -> MemoryDump:
 ZERO = {CONVNET: {"conv1/bias"}, VISION: {"blocks.1/fc2/bias", "stem/bias"}}
 
 
-@pytest.mark.parametrize("port", ZERO, ids=lambda port: port.name)
+@sampled("port", ZERO, ids=lambda port: port.name)
 def test_an_error_of_a_thousandth_is_hidden_by_no_floor(port: Port) -> None:
     source = _reference(port)
     computed = ("activation", "activation_grad", "param_grad", "input_grad") if port is CONVNET else ("param_grad",)

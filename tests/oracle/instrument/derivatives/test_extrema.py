@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import gradscope as gs
 from tests.oracle.engine import Probe, check, expected, layer, observe, unprobed
+from tests.support.sampled import sampled
 
 #: The axes of a pooling of 2 by 2 that `reshape` makes.
 WINDOWS = (2, 4)
@@ -46,7 +47,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("extremum", EXTREMA)
+@sampled("extremum", EXTREMA)
 def test_every_window_hands_its_cotangent_on(extremum: Callable[..., Any], seed: int) -> None:
     weights, x = drawn(seed)
     with jax.default_matmul_precision("highest"):

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import gradscope as gs
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 Function = Callable[..., Any]
 
@@ -74,9 +75,7 @@ def _loss(function: Function) -> Function:
 LARGE = ("the order of a polygamma function", "the shape of a distribution")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in (*PARTLY, *NOT)]
-)
+@sampled("name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in (*PARTLY, *NOT)])
 @pytest.mark.parametrize("ops", [True, "inputs"])
 def test_a_refused_operand_is_constant_as_in_the_plain_program(name: str, ops: Any) -> None:
     loss, params = _loss((PARTLY | NOT)[name]), {"a": MANY, "x": OTHERS}

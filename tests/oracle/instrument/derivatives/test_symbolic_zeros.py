@@ -16,6 +16,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle.engine import assert_close, check_gradients, observe
 from tests.oracle.instrument.derivatives.constant_rate import rated_by
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 WEIGHTS = {"w": evenly(-1.0, 1.0, 3, 3), "gain": jnp.float32(1.5)}
 BATCH = {"x": evenly(-1.0, 2.0, 4, 3), "labels": jnp.array([0, 2, 1, 1])}
@@ -95,7 +96,7 @@ def of_other_constants(rule: Callable[..., Any], weights: Any, batch: Any) -> An
 PROGRAMS = (of_a_constant, in_a_scan, in_a_branch)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("program", "rule"),
     [*((program, rule) for program in PROGRAMS for rule in (rated, choosy)), (of_other_constants, rated)],
     ids=lambda each: each.__name__,

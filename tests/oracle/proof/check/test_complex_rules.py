@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import proof
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 Z = lax.complex(evenly(-1.0, 1.5, 2, 3), evenly(0.7, -0.4, 2, 3) ** 2)
 
@@ -29,7 +29,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any], str]] = 
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sampled("name", WRONG)
 def test_the_complex_factor_of_a_wrong_rule_is_told(name: str) -> None:
     function, backward, expected = WRONG[name]
     wrong = jax.custom_vjp(function)

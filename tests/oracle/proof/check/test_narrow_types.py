@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import W, X, half_squared, proof, rule, squared, statuses
+from tests.support.sampled import sampled
 
 HALF = jnp.bfloat16
 
@@ -67,7 +68,7 @@ def test_a_product_may_state_its_algorithm(loss: Any) -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@sampled("name", RIGHT)
 def test_what_is_right_in_bfloat16_is_correct(name: str) -> None:
     found = proof(RIGHT[name])
     assert set(statuses(found).values()) == {"correct"}

@@ -21,6 +21,7 @@ from gradscope.tracing.loading.model import Model
 from tests.oracle.instrument.derivatives.constant_rate import rated_by
 from tests.oracle.zoo import ZOO
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 W = evenly(-1.0, 1.5, 3, 4)
 X = evenly(-0.9, 1.1, 2, 3)
@@ -597,7 +598,7 @@ STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", STOPPED)
+@sampled("name", STOPPED)
 def test_a_note_has_the_places_of_stopped_values(name: str) -> None:
     loss, is_told = STOPPED[name]
     found = proof(loss)

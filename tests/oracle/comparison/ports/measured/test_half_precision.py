@@ -13,6 +13,7 @@ import gradscope as gs
 from tests.support.data import evenly
 from tests.support.ports.everything import PORTS
 from tests.support.ports.port import Port, Program, captured, named_first
+from tests.support.sampled import sampled
 
 BY_NAME = {port.name: port for port in PORTS}
 
@@ -49,7 +50,7 @@ def compared(port: Port, fault: str, made: Callable[[Program], Program] = in_bfl
         return gs.compare(reference, captured(made(port.candidate(fault))))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "made"),
     [
         ("a vision transformer", in_bfloat16),

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 import gradscope as gs
@@ -14,6 +13,7 @@ from gradscope.api.reading import Dump
 from tests.support.data import drawn
 from tests.support.ports.everything import CONVNET, DECODER, LANGUAGE, MIXTURE, PORTS, SPEECH
 from tests.support.ports.port import Program, captured, named_first
+from tests.support.sampled import sampled
 
 #: Another order of axes, packed parameters of several sizes, experts in a stack, gates of a recurrent layer, and layers
 #: that are called as others are.
@@ -28,7 +28,7 @@ def measured(program: Program) -> Dump:
         return gs.capture(loss, variables, batch, origins=False, stats_only=True)
 
 
-@pytest.mark.parametrize("port", [*NETWORKS, *SMALL], ids=lambda port: port.name)
+@sampled("port", [*NETWORKS, *SMALL], ids=lambda port: port.name)
 def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None:
     reference, candidate = measured(port.reference), measured(port.candidate(""))
     whole = captured(port.candidate(""))
@@ -38,7 +38,7 @@ def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None
         assert found.sentence.startswith("Same as far as statistics tell"), found.sentence
 
 
-@pytest.mark.parametrize("port", [each for each in NETWORKS if each is not LANGUAGE], ids=lambda port: port.name)
+@sampled("port", [each for each in NETWORKS if each is not LANGUAGE], ids=lambda port: port.name)
 def test_statistics_show_where_a_parameter_of_another_layer_is(port: Any) -> None:
     found = gs.compare(measured(port.reference), measured(port.candidate("another weight")))
     assert found.verdict == "different", found.sentence

@@ -16,6 +16,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.proof.proving import ProofOptions, ProofRow, prove
 from gradscope.tracing.loading.model import Model
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 
 def with_rule(function: Callable[..., Any], faulty: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -68,7 +69,7 @@ KERNEL, IMAGE = evenly(-1.0, 1.2, 3, 3, 2, 2), evenly(-0.8, 1.1, 1, 5, 5, 2)
 ALL, ENDS, WEIGHTS = slice(None), np.array([0, 32]), np.arange(33, dtype=np.float32)[None]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "faulty", "w", "x", "said"),
     [
         (product, jnp.transpose, SQUARE, evenly(-0.7, 0.9, 3, 4), "the derivative with axes 0 and 1 exchanged"),

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import proof, rule
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 VARIABLES = {"a": evenly(0.2, 0.9, 4)}
 INPUTS = evenly(-0.9, 1.1, 2, 4)
@@ -42,7 +42,7 @@ def loss_by(factor: float) -> Any:
     return lambda params, x: jnp.sum(jax.vmap(fixed)(params["a"]) * x.sum(axis=0))
 
 
-@pytest.mark.parametrize(("factor", "status"), [(1.0, "correct"), (1.5, "wrong")])
+@sampled(("factor", "status"), [(1.0, "correct"), (1.5, "wrong")])
 def test_a_rule_is_as_exact_as_its_batched_solver(factor: float, status: str) -> None:
     found = proof(loss_by(factor), VARIABLES, INPUTS)
     assert "does not run in float64" in found.notes[0]

@@ -24,6 +24,7 @@ from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.proof.solvers.unrolled_steps import unrolled_steps
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
+from tests.support.sampled import sampled
 
 W = 0.2 * jax.random.normal(jax.random.key(0), (4, 4))
 X = jax.random.normal(jax.random.key(1), (2, 4))
@@ -228,9 +229,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "integrator" in name else ()) for name in RIGHT]
-)
+@sampled("name", [pytest.param(name, marks=pytest.mark.slow if "integrator" in name else ()) for name in RIGHT])
 def test_a_gradient_is_as_exact_as_its_solver(name: str) -> None:
     found = gradient(RIGHT[name])
     assert found.status == "correct"
@@ -239,7 +238,7 @@ def test_a_gradient_is_as_exact_as_its_solver(name: str) -> None:
     assert found.expected < 0.05
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sampled("name", WRONG)
 def test_what_no_solver_explains_is_wrong(name: str) -> None:
     assert gradient(WRONG[name]).status == "wrong"
 
@@ -326,7 +325,7 @@ def test_a_rule_is_as_exact_as_its_solver() -> None:
     assert all((row.expected or 0.0) < 0.05 for row in found.rows)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.01])
+@sampled("factor", [1.0, 1.01])
 def test_beside_a_value_that_is_kept_constant_a_gradient_is_as_exact_as_the_solver(factor: float) -> None:
     solved = equilibrium(until_small, factor=factor)
     found = proof(lambda w, x: solved(w, x) * (1 + lax.stop_gradient(jnp.square(w).sum())))

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(7).normal
 FROM_X, FROM_H = (_draw(size=(4, 6)).astype(np.float32) for _ in range(2))
@@ -145,7 +146,7 @@ def _chain(step: str, *, inside: bool, fault: str = "") -> Dump:
     return gs.capture(loss, SQUARES | VECTORS, ROWS, origins=False)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["reference inside", "reference behind"])
+@sampled("inside", [True, False], ids=["reference inside", "reference behind"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_inside_of_a_layer_or_behind_it_under_one_name_is_no_fault(step: str, inside: bool) -> None:
     reference = _chain(step, inside=inside)

@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(41).normal
 WEIGHTS = {
@@ -112,7 +113,7 @@ def test_a_port_is_the_same_without_the_steps() -> None:
     assert _compared("").verdict == "same"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "layer"),
     [
         *(("padding", "conv2"), ("dilation", "conv2"), ("flipped", "conv2"), ("no bias", "conv2")),
@@ -125,7 +126,7 @@ def test_a_layer_behind_a_step_is_named_where_the_layer_is_at_fault(fault: str, 
     assert found.sentence.startswith(f"Forward first differs at `{layer}` (rel_l2"), found.sentence
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "step", "words"),
     [
         ("relu", "act", "where `act` is the gelu by tanh of what it reads, and in the candidate the relu"),

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(9)
 WIDTH, SIDE = 6, 3
@@ -57,7 +58,7 @@ def _network(fault: str = "", *, names: tuple[str, str, str] = OURS, centred: bo
 
 
 @pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "ref", "cand"),
     [
         ("order", "the axes [1, 2] of `embed` flattened", "the axes [2, 1] of `embed` flattened"),

@@ -14,6 +14,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.pairing.loops.joined_parts import part_joins
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 EXAMPLES, CHANNELS, OUT = 6, 3, 5
 FIRST, LAST = ("NCH", "OIH", "NCH"), ("NHC", "HIO", "NHC")
@@ -49,7 +50,7 @@ def _captured(
 
 @pytest.mark.parametrize("length", [7, OUT], ids=["by shapes", "by values"])
 @pytest.mark.parametrize("of_ref", [False, True], ids=["in the candidate", "in the reference"])
-@pytest.mark.parametrize("names", [("conv", "head"), ("Conv_0", "Dense_0")], ids=["same names", "other names"])
+@sampled("names", [("conv", "head"), ("Conv_0", "Dense_0")], ids=["same names", "other names"])
 def test_values_of_parts_with_channels_elsewhere_are_joined(length: int, of_ref: bool, names: tuple[str, str]) -> None:
     reference = _captured(length, ("conv", "head"), parts=2 if of_ref else 1, last=False)
     port = _captured(length, names, parts=1 if of_ref else 2, last=True)

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(3).normal
 WEIGHTS = {
@@ -41,7 +42,7 @@ def _dump(*, first: bool, token: slice | int = 0, eps: float = 1e-5, ops: bool =
 
 
 @pytest.mark.parametrize("token", [0, 3, -1, slice(2, 5)])
-@pytest.mark.parametrize("larger", ["reference", "candidate"])
+@sampled("larger", ["reference", "candidate"])
 def test_a_value_agrees_with_the_slice_of_it_that_is_read(token: slice | int, larger: str) -> None:
     dumps = [_dump(first=first, token=token) for first in (larger == "candidate", larger == "reference")]
     found = gs.compare(*dumps)

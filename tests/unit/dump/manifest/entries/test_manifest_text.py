@@ -21,6 +21,7 @@ from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import DumpError
+from tests.support.sampled import sampled
 
 MIB = 1 << 20
 
@@ -194,7 +195,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@sampled("kind", HOSTILE)
 def test_a_manifest_of_very_many_values_is_refused_in_little_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HOSTILE[kind]()
     monkeypatch.setattr(manifest_text, "_MOST_BYTES", SIZE)

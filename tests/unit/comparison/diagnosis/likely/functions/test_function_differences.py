@@ -14,6 +14,7 @@ import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 _CONV = ("NHWC", "HWIO", "NHWC")
 
@@ -77,7 +78,7 @@ MODULATED = "`first` times 1 + the first half of `condition` plus the second hal
 
 
 @pytest.mark.parametrize("scope", [True, False])
-@pytest.mark.parametrize(
+@sampled(
     ("functions", "features", "words", "its"),
     [
         ((_gated(jax.nn.silu), _gated(_gelu)), 6, f"{GATED} of `first`",
@@ -128,7 +129,7 @@ CENTRES = "bilinear interpolation of pixel centres"
 
 
 @pytest.mark.parametrize("scope", [True, False])
-@pytest.mark.parametrize(
+@sampled(
     ("own", "other", "words", "its"),
     [
         (_enlarged("nearest"), _enlarged("bilinear"), "nearest neighbours", CENTRES),

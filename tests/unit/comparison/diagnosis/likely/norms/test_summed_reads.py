@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 NAMES = ("embed", "branch", "norm", "head")
 PORT = ("Embed_0", "Dense_0", "LayerNorm_0", "Dense_1")
@@ -56,7 +57,7 @@ def _block(*, of_port: bool, centred: bool = True, epsilon: float = 1e-5, stream
 
 
 @pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "words"),
     [
         ({"epsilon": 0.01}, "it adds 1.0e-2 to the variance, and the reference 1.0e-5"),

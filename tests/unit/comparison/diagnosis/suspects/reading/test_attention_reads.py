@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.comparison.diagnosis.suspects.reading.attentions import attention_reads
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 EXAMPLES, LENGTH, FEATURES = 2, 4, 6
 KERNELS = {name: drawn(number, FEATURES, FEATURES) for number, name in enumerate("qkvo")}
@@ -62,7 +63,7 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
     return gs.capture(loss, qkv if packed else KERNELS, BATCH)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "own", "other"),
     [
         ("exchanged", "`k` as the key and `v` as the value", "`v` as the key and `k` as the value"),

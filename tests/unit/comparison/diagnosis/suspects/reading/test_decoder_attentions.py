@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 EXAMPLES, LENGTH, WIDTH, HEADS, OF_KEYS = 2, 7, 8, 4, 2
 SIZES = {"q": HEADS * WIDTH, "k": OF_KEYS * WIDTH, "v": OF_KEYS * WIDTH, "o": HEADS * WIDTH}
@@ -67,7 +68,7 @@ def _decoder(fault: str = "", *, padded: bool = False) -> gs.Dump:
 ROTARY = "rotary positions of halves and base 1.0e4"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "own", "other"),
     [
         ("none", ROTARY, "no rotary positions"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from tests.support.sampled import sampled
 
 Array = Any
 
@@ -127,7 +128,7 @@ def test_patches_that_are_merged_in_another_order_are_told(*, norm: bool, at: st
 
 
 @pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize("shifted", [True, False], ids=["scale and bias", "scale alone"])
+@sampled("shifted", [True, False], ids=["scale and bias", "scale alone"])
 def test_channels_in_another_order_are_told_of_a_norm_of_groups(*, groups: int, shifted: bool) -> None:
     def net(*, ported: bool = False, exchanged: bool = False, wrong: float = 1.0) -> gs.Dump:
         names = {"stem": "Conv_0", "norm": "GroupNorm_0"} if ported else {"stem": "stem", "norm": "norm"}

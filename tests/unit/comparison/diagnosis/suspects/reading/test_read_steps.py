@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(23).normal
 WEIGHTS = {
@@ -54,7 +54,7 @@ def _residual(*, port: bool, fault: str = "") -> Dump:
     return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "first"),
     [
         *(("act", "act"), ("mix", "mix"), ("input", "side")),

@@ -14,6 +14,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(37).normal
 WIDTH, HEADS = 6, 2
@@ -359,7 +360,7 @@ def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float
     return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("factors", "words"),
     [
         ({"stream": 2.5}, "2.5 times `embed` and `block/dense`"),

@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
+from tests.support.sampled import sampled
 
 BATCH, TOKENS, HEADS, WIDTH = 3, 5, 2, 4
 FEATURES = HEADS * WIDTH
@@ -112,7 +113,7 @@ def test_a_port_without_scopes_is_the_same_either_way_round() -> None:
     assert gs.compare(_captured(scopes=False), _reference()).verdict == "same"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "step", "own", "other"),
     [
         ("no mask", "shares", "masked softmax over axis 3", "softmax without a mask"),

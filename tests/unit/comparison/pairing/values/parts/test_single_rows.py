@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.comparison.pairing.map_file import write_map
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(7).normal
 TABLE, OUT = _draw(size=(6, 8)).astype(np.float32), _draw(size=(8, 3)).astype(np.float32)
@@ -105,7 +106,7 @@ def _layers(*, joined: bool, scanned: bool) -> Any:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(("ref_scanned", "cand_scanned"), [(False, True), (True, False), (True, True)])
+@sampled(("ref_scanned", "cand_scanned"), [(False, True), (True, False), (True, True)])
 def test_so_may_the_rows_of_layers_under_a_scan(ref_scanned: bool, cand_scanned: bool, joined: bool) -> None:
     reference = _layers(joined=joined, scanned=ref_scanned)
     found = gs.compare(reference, _layers(joined=not joined, scanned=cand_scanned))
