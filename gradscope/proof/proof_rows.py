@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,6 +29,10 @@ _AT_ZERO: Final = "{} is zero at all its calls: what the rule does with other va
 #: What a correct row takes as right.
 _KEPT: Final = "it returns no gradient for {}, which is data"
 _KEPT_BY: Final = "constant in {}, whose rule returns no gradient for data"
+
+#: Why a wrong rule may be right by itself, and where such a one is.
+_CALLS_WRONG: Final = "its function calls {}, whose rule is wrong"
+_INSIDE: Final = "inside {}"
 
 #: A relative error that is allowed from which on a row says why it is, and how it does.
 _UNUSUAL: Final = 1e-3
@@ -111,10 +115,27 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
         return replace(row, why=_AT_ZERO.format(" and ".join(found.zero)))
     if row.status == "correct" and found.kept:
         return replace(row, why=_KEPT.format(" and ".join(found.kept)))
+    if row.status == "wrong" and found.inside:
+        names = some_of([each.rule.call.rule.function for each in found.inside])
+        row = replace(row, why="; ".join(filter(None, [row.why, _CALLS_WRONG.format(names)])))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
     meant = any(each.may_be_meant for each in wrong)
     return replace(row, allow=function.function) if meant else row
+
+
+def nested_rows(found: RuleOutcome) -> Iterator[ProofRow]:
+    """Yields the rows of the wrong rules of functions that the function of a wrong rule calls.
+
+    Args:
+        found: How the outer rule compares with its function.
+    """
+    outer = found.rule.call.rule.function
+    for each in found.inside:
+        row = rule_row(each, (), None)
+        why = "; ".join(filter(None, [_INSIDE.format(outer), row.why]))
+        yield replace(row, why=why, allow=None)
+        yield from nested_rows(each)
 
 
 def _uses(rule: DistinctRule) -> str:

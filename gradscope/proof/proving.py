@@ -21,8 +21,8 @@ from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
-from gradscope.proof.proof_rows import ProofRow, leaf_row, plain_row, rule_row, with_wrong_rules
-from gradscope.proof.rules.kept_data import leaves_kept
+from gradscope.proof.proof_rows import ProofRow, leaf_row, nested_rows, plain_row, rule_row, with_wrong_rules
+from gradscope.proof.rules.operands.kept_data import leaves_kept
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls, gradients_made_through
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
@@ -237,6 +237,7 @@ def _rows_at(
             inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
             rules.append(rule_row(each, options.allowed, inside))
             if rules[-1].status == "wrong":
+                rules.extend(nested_rows(each))
                 function = each.rule.call.rule.function
                 made[function] = gradients_made_through(here, [function])
                 other_values |= {} if each.value is None else {function: None}

@@ -22,7 +22,7 @@ import jax
 
 from gradscope.naming import PARAM
 from gradscope.naming.wording import counted
-from gradscope.proof.rules.kept_data import kept_operands
+from gradscope.proof.rules.operands.kept_data import kept_operands
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.proof.rules.stopped_operands import STOP, stopped_operands
 from gradscope.proof.solvers.evaluation import evaluated_inside, is_while

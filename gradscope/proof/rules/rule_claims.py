@@ -16,7 +16,8 @@ from gradscope.proof.rules.compared_rule import ComparedRule
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.faults.returned_values import WrongValue
 from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, name_of, wrong_arguments
-from gradscope.proof.rules.kept_data import keeping_data
+from gradscope.proof.rules.nested_rules import function_as_loss
+from gradscope.proof.rules.operands.kept_data import keeping_data
 from gradscope.proof.rules.operands.operands_nearby import OperandsNearby
 from gradscope.proof.rules.operands.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.rule_calls import custom_rule_calls
@@ -37,6 +38,7 @@ class RuleOutcome:
         value: How what it returns for the function's value is wrong; None where it is not.
         zero: The arguments that are zero wherever the rule is checked, which hides what it does with them.
         kept: The arguments that it keeps constant, and that are data.
+        inside: The outcomes of the wrong rules of functions that its function calls, where it is wrong.
     """
 
     rule: DistinctRule
@@ -45,6 +47,7 @@ class RuleOutcome:
     value: WrongValue | None = None
     zero: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    inside: tuple[RuleOutcome, ...] = ()
 
 
 def rule_outcomes(
@@ -98,6 +101,12 @@ def rule_outcomes(
             result = found.outcome()
         return _Checked(result, operands, found)
 
+    def wrong_inside(operands: RuleOperands) -> tuple[RuleOutcome, ...]:
+        with widening.context():
+            nested = function_as_loss(operands.call, operands.values, Directions(seed + 2))
+        again = () if nested is None else rule_outcomes(*nested, seed, widening=widening, tolerance=tolerance)
+        return tuple(each for each in again if each.outcome.status == "wrong")
+
     for rule, calls in zip(rules, calls_of, strict=True):
         here = calls.operands(neighbourhood)
         found = list(map(compared, here))
@@ -106,7 +115,7 @@ def rule_outcomes(
             elsewhere, zero = nearby.of(calls, here)
             found += _wrong_nearby(compared, elsewhere)
         kept = tuple(name_of(trace, rule.call, rule.call.variables[at][0]) for at in sorted(rule.call.kept))
-        yield replace(_worst(trace, rule, found, kinks=kinks), zero=tuple(zero), kept=kept)
+        yield replace(_worst(trace, rule, found, wrong_inside, kinks=kinks), zero=tuple(zero), kept=kept)
 
 
 class _Checked(NamedTuple):
@@ -128,7 +137,14 @@ def _wrong_nearby(compared: Callable[[RuleOperands], _Checked], nearby: Iterable
             yield found
 
 
-def _worst(trace: Trace, rule: DistinctRule, found: Sequence[_Checked], *, kinks: bool) -> RuleOutcome:
+def _worst(
+    trace: Trace,
+    rule: DistinctRule,
+    found: Sequence[_Checked],
+    wrong_inside: Callable[[RuleOperands], tuple[RuleOutcome, ...]],
+    *,
+    kinks: bool,
+) -> RuleOutcome:
     if not found:
         return RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
     at_kinks = [each for each in found if kinks and each.outcome.status == "not smooth here"]
@@ -139,5 +155,6 @@ def _worst(trace: Trace, rule: DistinctRule, found: Sequence[_Checked], *, kinks
     there = replace(rule, call=operands.call, chosen=operands.chosen)
     if outcome.status == "wrong":
         arguments = wrong_arguments(trace, operands.call, compared)
-        return RuleOutcome(rule=there, outcome=outcome, arguments=arguments, value=compared.wrong_value())
+        value, inside = compared.wrong_value(), wrong_inside(operands)
+        return RuleOutcome(rule=there, outcome=outcome, arguments=arguments, value=value, inside=inside)
     return RuleOutcome(rule=there if at_kinks and outcome.status == "not smooth here" else rule, outcome=outcome)

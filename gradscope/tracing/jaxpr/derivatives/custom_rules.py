@@ -55,7 +55,7 @@ def custom_rule(equation: Equation) -> CustomRule | None:
         return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=False)
     file_name, line, name = found
     if _is_stand_in(name, file_name):
-        equations = opened(_carried(equation))[0].eqns
+        equations = opened(carried_function(equation))[0].eqns
         file_name, line, name = function_inside(equations, name, file_name) or found
     of_jax = is_file_of("jax", file_name)
     return CustomRule(
@@ -139,8 +139,9 @@ def _argument_names(equation: Equation) -> dict[int, str]:
 
 
 def _debug_information(equation: Equation) -> Any:
-    return getattr(opened(_carried(equation))[0], "debug_info", None)
+    return getattr(opened(carried_function(equation))[0], "debug_info", None)
 
 
-def _carried(equation: Equation) -> Any:
+def carried_function(equation: Equation) -> Any:
+    """Returns the closed jaxpr of a function with a rule, without the rule."""
     return equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
