@@ -26,6 +26,8 @@ _ADAPTERS: Final = (
 #: The frameworks whose modules carry their variables.
 _CARRIERS: Final = ("flax.nnx", "equinox")
 
+#: Those whose functions return parameters and state as a pair of plain dictionaries.
+_PAIRING: Final = ("haiku",)
 
 #: Those whose modules open no scopes or others than their names, and may be built by any function from a pytree.
 _CALLED: Final = ("flax.linen", "flax.nnx", "equinox")
@@ -85,6 +87,24 @@ def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
     return next(filter(None, (adapters.split_variables(found) for adapters in _loaded(_CARRIERS))), None)
 
 
+@contextmanager
+def noting_pairs(noted: set[Any]) -> Generator[None]:
+    """Notes the pairs of parameters and state that functions of frameworks make, which nothing else tells from others.
+
+    Args:
+        noted: Receives what `split_pair` knows them by.
+    """
+    with ExitStack() as stack:
+        for adapters in _loaded(_PAIRING):
+            stack.enter_context(adapters.noting_pairs(noted))
+        yield
+
+
+def split_pair(found: Any, noted: Collection[Any]) -> tuple[ModuleStructure, Variables] | None:
+    """Returns the structure and the variables of a pair of parameters and state; None for another object."""
+    return next(filter(None, (adapters.split_pair(found, noted) for adapters in _loaded(_PAIRING))), None)
+
+
 def leaf_without_values(tree: Any) -> str | None:
     """Returns the path of the first leaf of a module in a pytree that is no array; None where there is none."""
     return next(filter(None, (adapters.leaf_without_values(tree) for adapters in _loaded(_OF_ANY_LEAVES))), None)
@@ -132,6 +152,11 @@ def hint_without_adapter(found: Any) -> str | None:
     """Returns what to do with an object of a framework that has no adapter; None for any other object."""
     packages = (each.__module__.partition(".")[0] for each in type(found).__mro__)
     return next((_WITHOUT_ADAPTER[package] for package in packages if package in _WITHOUT_ADAPTER), None)
+
+
+def may_return_pairs() -> bool:
+    """Returns whether the user's code has imported a framework that returns parameters and state as a pair."""
+    return any(library in sys.modules for library in _PAIRING)
 
 
 def may_carry_variables() -> bool:

@@ -1,5 +1,7 @@
 """Functions of modules are a file's own `init`, which returns an NNX or Equinox module, and `loss`, which takes it.
 
+So are those of the pair of parameters and state that Haiku makes.
+
 gradscope passes the module's arrays between the two. For each call of `loss` the module is built again from them, with
 names for its inner modules. Changes that `loss` makes to an NNX module are returned with its auxiliary outputs.
 """
@@ -10,7 +12,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradscope.frameworks.detect import ModuleStructure, may_carry_variables, split_variables
+from gradscope.frameworks.detect import (
+    ModuleStructure,
+    may_carry_variables,
+    noting_pairs,
+    split_pair,
+    split_variables,
+)
 from gradscope.frameworks.modules.outputs import updated_leaves
 
 
@@ -29,6 +37,8 @@ class FunctionsOfModules:
         self._init = init
         self._loss = loss
         self._structure: ModuleStructure | None = None
+        # Kept from call to call: a function that `jit` has compiled runs once.
+        self._pairs: set[Any] = set()
 
         @functools.wraps(loss, updated=())  # JAX's messages about what is traced name the user's function
         def of_arrays(variables: Any, batch: Any) -> Any:
@@ -38,11 +48,13 @@ class FunctionsOfModules:
 
     def init(self, key: Any) -> Any:
         """Returns what the user's `init` returns, or the arrays of the module that it returns."""
-        return self.arrays_of(self._init(key))
+        with noting_pairs(self._pairs):
+            made = self._init(key)
+        return self.arrays_of(made)
 
     def arrays_of(self, made: Any) -> Any:
         """Returns the arrays of a module that `loss` takes from now on; anything else than a module as it is."""
-        separated = split_variables(made)
+        separated = split_variables(made) or split_pair(made, self._pairs)
         if separated is None:
             return made
         self._structure, variables = separated

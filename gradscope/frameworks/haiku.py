@@ -9,6 +9,9 @@ constructor, and the name of a stack of layers. Where two modules would have one
 
 A network is initialised in training mode, also where it then runs in evaluation mode: a batch norm creates its averages
 only there.
+
+A file's own `init` may return the pair that the `init` of `hk.transform_with_state` does. Both are plain dictionaries,
+as the parameters of two networks are, which are a pair, too: so Haiku is watched while it makes them.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import FunctionType
 from typing import Any, Final
 
@@ -28,6 +33,7 @@ from jax import Array
 from gradscope.frameworks.modules.adapter import PARAMS, RNGS, Variables
 from gradscope.frameworks.modules.calling import CallShape, method_signature
 from gradscope.frameworks.modules.input_spec import InputSpec
+from gradscope.frameworks.modules.outputs import parted
 
 _STATE: Final = "state"
 
@@ -90,6 +96,58 @@ class HaikuAdapter:
     def _haikus(self, collection: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a collection by Haiku's names."""
         return {self.names.get(name, name): each for name, each in collection.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaikuPair:
+    """A `HaikuPair` is the parameters and the state of a transformed function, as `init` returns them, without values.
+
+    Attributes:
+        state: The structure of the state.
+    """
+
+    state: Any
+
+    @property
+    def module(self) -> None:
+        """Haiku has no format of its own."""
+
+    def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
+        """Returns what a function of the pair returns, with None in the place of the state, and that state."""
+        remaining, state = parted(function((values[PARAMS], values[_STATE])), self.state)
+        return remaining, {} if state is None else {_STATE: state}
+
+
+@contextmanager
+def noting_pairs(noted: set[Any]) -> Generator[None]:
+    """Notes what parameters and state, by their structures, transformed functions make.
+
+    Args:
+        noted: Receives the pairs of structures.
+    """
+    context = import_module("haiku._src.base").HaikuContext
+    collect = context.collect_initial_state
+
+    def noting(self: Any) -> Any:
+        state = collect(self)
+        noted.add(tuple(map(jax.tree_util.tree_structure, (self.collect_params(), state))))
+        return state
+
+    context.collect_initial_state = noting
+    try:
+        yield
+    finally:
+        context.collect_initial_state = collect
+
+
+def split_pair(found: Any, noted: Collection[Any]) -> tuple[HaikuPair, Variables] | None:
+    """Returns the structure and the variables of a pair that was noted; None for another object."""
+    if not (type(found) in (tuple, list) and len(found) == 2):
+        return None
+    structures = tuple(map(jax.tree_util.tree_structure, found))
+    if structures not in noted:
+        return None
+    return HaikuPair(state=structures[1]), {PARAMS: found[0], _STATE: found[1]}
 
 
 def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - a Haiku function receives the mode when it is called

@@ -22,6 +22,7 @@ from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
+from gradscope.tracing.loading.own_formats import restored
 
 #: What Keras does when it saves.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -250,6 +251,16 @@ def test_a_model_saved_without_its_state_is_distinguished(folder: Path, name: st
     with pytest.raises(DumpError) as refused:
         variables(folder / "saved.eqx", name)
     assert hint in str(refused.value.hint)
+    assert refused.value.message.endswith("it lacks state (3 tensors)") is (name == "net")
+
+
+def test_a_pair_of_modules_is_not_one_of_a_module_and_its_state(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    mlp = eqx.nn.MLP(2, 2, 2, 0, key=jax.random.key(0))
+    eqx.tree_serialise_leaves(folder / "saved.eqx", mlp)
+    with pytest.raises(DumpError, match="it lacks 1/layers/0/") as refused:
+        restored((mlp, mlp), folder / "saved.eqx", lambda: None)
+    assert refused.value.hint is None
 
 
 STATELESS = """

@@ -189,6 +189,59 @@ def test_evaluation_runs_what_was_initialised_in_training(folder: Path) -> None:
     assert seen.loss == pytest.approx(float(outputs.mean()), rel=1e-5)
 
 
+PAIRS = """
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+def forward(x):
+    return hk.Linear(1, name="head")(hk.BatchNorm(True, True, 0.9, name="norm")(hk.Linear(4, name="fc")(x), True))
+
+net = hk.without_apply_rng(hk.transform_with_state(forward))
+other = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(4, name="other")(x)))
+batch = lambda key, size: jax.random.normal(key, (size, 4))
+
+class Pair:
+    def init(key):
+        return jax.jit(net.init)(key, jnp.zeros((2, 4)))
+    def loss(variables, x):
+        outputs, state = net.apply(*variables, x)
+        return (outputs ** 2).mean(), {"new": state, "outputs": outputs}
+
+class Networks:
+    def init(key):
+        return net.init(key, jnp.zeros((2, 4)))[0], other.init(key, jnp.zeros((2, 4)))
+    def loss(variables, x):
+        return (net.apply(variables[0], {}, other.apply(variables[1], x))[0] ** 2).mean()
+
+Pair.batch = Networks.batch = batch
+"""
+
+
+def test_a_pair_of_parameters_and_state_is_taken_apart_and_one_of_two_networks_is_not(folder: Path) -> None:
+    seen = agreement.dump(f"{agreement.source(folder, PAIRS)}:Pair")
+    from net import Pair, net
+
+    shapes = jax.eval_shape(Pair.init, jax.random.key(0))
+    params, state = (
+        {module: {name: seen[f"{family}/{module}/{name}"] for name in tree} for module, tree in modules.items()}
+        for modules, family in zip(shapes, ("param", "state/state"), strict=True)
+    )
+    updated = net.apply(params, state, seen["input/value"])[1]
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors(
+        {name: aux[name] for name in aux if name.startswith("state/")},
+        {f"state/{name}": each for name, each in agreement.by_path(updated).items()},
+    )
+    assert {name.partition("/")[0] for name in aux} == {"state", "outputs"}
+    agreement.assert_gradients(
+        seen, jax.grad(lambda params: Pair.loss((params, state), seen["input/value"])[0])(params)
+    )
+    assert not seen.findings()
+    names = {name.rpartition("/")[0] for name in agreement.family(agreement.dump("net.py:Networks"), "param")}
+    assert names == {"0/fc", "0/norm", "0/head", "1/other"}
+
+
 def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(folder: Path) -> None:
     target = agreement.source(folder, NET)
     with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):

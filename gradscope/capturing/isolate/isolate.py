@@ -22,7 +22,7 @@ from gradscope.comparison.compare_dumps import unrefuted
 from gradscope.comparison.follow_ups.isolation import Isolation, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.comparison.pairing.reverse import ReversePairing, with_layouts_of_values
 from gradscope.errors import ModelError
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -50,11 +50,12 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     """
     # All values of the reference are pinned, whatever is selected: a value that is not pinned lets errors through.
     pairing = unrefuted(dumps, options).pairing
-    placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
+    matched = tuple(with_layouts_of_values(dumps, pairing.matched))
+    placing = ReversePairing(dumps, matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
     return judged_layers(
-        model, arguments, dumps, matched=pairing.matched, placing=placing, options=options, timings=timings
+        model, arguments, dumps, matched=matched, placing=placing, options=options, timings=timings
     ).isolation
 
 

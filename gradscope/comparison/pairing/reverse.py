@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,23 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Reason
+from gradscope.naming import gradient_key
+
+
+def with_layouts_of_values(dumps: Dumps, matches: Sequence[Match]) -> Iterator[Match]:
+    """Yields matches, those of gradients that a dump lacks with the layout of the values that they are gradients of.
+
+    No layout is inferred for a gradient that does not arrive in one program: its values would tell. A layer that runs
+    by itself may have it nevertheless.
+    """
+    values = (match for match in matches if len(match.recipe.keys) == 1 and match.recipe.steps)
+    steps = {(gradient_key(match.ref), gradient_key(match.cand)): match.recipe.steps for match in values}
+    for match in matches:
+        own = steps.get((match.ref, match.cand)) if match.recipe.as_stored else None
+        if own is not None and (dumps.ref.entry(match.ref).absent or dumps.cand.entry(match.cand).absent):
+            yield replace(match, recipe=replace(match.recipe, steps=own))
+        else:
+            yield match
 
 
 class ReversePairing:

@@ -18,6 +18,7 @@ from gradscope.frameworks.equinox.called_modules import opening_scopes
 from gradscope.frameworks.equinox.scoped_modules import named_tree
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
 from gradscope.frameworks.modules.module_scopes import named_arguments
+from gradscope.frameworks.modules.outputs import parted
 from gradscope.frameworks.modules.tree_names import path_components, tree_names
 
 BUFFERS: Final = "buffers"
@@ -65,18 +66,8 @@ class EquinoxStructure:
         """Returns what a function returned with None in the place of the module's state, and that state's values."""
         if self.state is None:
             return returned, {}
-        structure = jax.tree_util.tree_structure(self.state)
-
-        def is_updated(value: Any) -> bool:
-            return _is_state(value) and jax.tree_util.tree_structure(value) == structure
-
-        states = [each for each in jax.tree_util.tree_leaves(returned, is_leaf=is_updated) if is_updated(each)]
-        if len(states) != 1:  # which of several the next step starts from is known to the function's caller alone
-            return returned, {}
-        remaining = jax.tree_util.tree_map(
-            lambda each: None if is_updated(each) else each, returned, is_leaf=is_updated
-        )
-        return remaining, {STATE: self.state_values(states[0])}
+        remaining, state = parted(returned, jax.tree_util.tree_structure(self.state))
+        return remaining, {} if state is None else {STATE: self.state_values(state)}
 
     def _with_state(self, net: Any, values: Variables) -> Any:
         return net if self.state is None else (net, self._filled_state(values[STATE]))

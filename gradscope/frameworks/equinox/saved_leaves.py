@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.frameworks.equinox.partition import by_path
+from gradscope.frameworks.equinox.partition import STATE, split
 from gradscope.frameworks.modules.adapter import Described
+from gradscope.frameworks.modules.tree_names import tree_names
 
 SUFFIX: Final = ".eqx"
 
@@ -31,7 +32,7 @@ class EquinoxFormat:
         """Returns the leaves that Equinox saves of this module, and None: the file has only an order."""
         expected = {
             path: leaf if _is_shape(leaf) else jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
-            for path, leaf in by_path(self.module).items()
+            for path, leaf in zip(self._names(), jax.tree_util.tree_leaves(self.module), strict=True)
             if _is_saved(leaf)
         }
         return expected, None
@@ -61,14 +62,30 @@ class EquinoxFormat:
     @property
     def without_state(self) -> int:
         """The number of leaves of the module alone."""
-        net = self.module[0] if isinstance(self.module, tuple) else self.module
+        net = self.module[0] if self._has_state else self.module
         return sum(map(_is_saved, jax.tree_util.tree_leaves(net)))
 
     @property
     def leads(self) -> bool:
         """False for a module with state that is named without it: what follows in the file is most often that state."""
         leaves = jax.tree_util.tree_leaves(self.module, is_leaf=_is_index)
-        return isinstance(self.module, tuple) or not any(map(_is_index, leaves))
+        return self._has_state or not any(map(_is_index, leaves))
+
+    @property
+    def _has_state(self) -> bool:
+        """Whether it is a pair of a module and its state, and not of two modules."""
+        return isinstance(self.module, tuple) and len(self.module) == 2 and isinstance(self.module[1], eqx.nn.State)
+
+    def _names(self) -> list[str]:
+        """Returns the names of all leaves, in order; of a module with state, as without a file: those of the layers."""
+        taken = split(self.module) if self._has_state else None
+        if taken is None:
+            return tree_names(self.module)
+        net, state = self.module[0], taken[0].state
+        paths = {id(leaf): path for path, leaf in taken[0].state_values(state).items()}
+        of_state = [f"{STATE}/{paths[id(leaf)]}" for leaf in jax.tree_util.tree_leaves(state)]
+        names = [*tree_names(net), *of_state]
+        return names if len({*names}) == len(names) else tree_names(self.module)
 
     def restore(self, behind: int = 0) -> Any:
         """Returns a module with the file's leaves, behind a number of others."""

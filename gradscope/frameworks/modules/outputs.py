@@ -51,6 +51,22 @@ def updated_leaves(updated: Any, before: Any) -> dict[str, Any]:
     return {path: leaf for path, leaf in _by_path(updated).items() if leaf is not known.get(path)}
 
 
+def parted(returned: Any, structure: Any) -> tuple[Any, Any]:
+    """Returns what a function returned with None in the place of the one part of this structure, and that part.
+
+    The part is None where there is none, or several: which of them the next step starts from is known to the function's
+    caller alone.
+    """
+
+    def is_it(value: Any) -> bool:
+        return structure.num_leaves > 0 and jax.tree_util.tree_structure(value) == structure
+
+    parts = [each for each in jax.tree_util.tree_leaves(returned, is_leaf=is_it) if is_it(each)]
+    if len(parts) != 1:
+        return returned, None
+    return jax.tree_util.tree_map(lambda each: None if is_it(each) else each, returned, is_leaf=is_it), parts[0]
+
+
 def _by_path(tree: Any) -> dict[str, Any]:
     return dict(zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True))
 

@@ -208,6 +208,7 @@ class _File:
                 prefix=self._prefix(),
                 ruled=self._is_ruled,
                 keeps=self.kept is not None,
+                made=[name for name, each in extra.items() if each.exact],
                 quantised=[path for path, each in fitting.items() if is_coarser(each, needed[path])],
             )
             if fits or any(tuple(each.shape) == tuple(needed[path].shape) for path, each in fitting.items()):

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from gradscope.frameworks.detect import adapter_of, may_carry_variables
+from gradscope.frameworks.detect import adapter_of, may_carry_variables, may_return_pairs
 from gradscope.frameworks.functions_of_modules import FunctionsOfModules
 from gradscope.frameworks.modules.module_model import ModuleModel
 from gradscope.frameworks.modules.request import Request
@@ -62,8 +62,8 @@ def _build(model: ModuleModel) -> None:
 
 
 def with_array_variables(model: Model) -> Model:
-    """Returns a model whose variables are arrays, where its `init` returns an NNX or Equinox module."""
-    if not may_carry_variables():
+    """Returns a model whose variables are arrays, where `init` returns modules of NNX or Equinox, or Haiku's pair."""
+    if not (may_carry_variables() or may_return_pairs()):
         return model
     own = FunctionsOfModules(model.init, model.loss)
 

@@ -86,7 +86,7 @@ def isolated_layer(layers: Sequence[LayerCall], root: Frame, name: str, known: K
     calls = {
         str(layer.path.at(iteration)): (layer, iteration)
         for layer in layers
-        if not _is_in_while(layer)
+        if layer.outputs and not _is_in_while(layer)  # a scope around a loop may have code of which nothing is used
         for iteration in iterations(layer.frame.loops)
     }
     path = name.removeprefix(f"{naming.ACTIVATION}/")

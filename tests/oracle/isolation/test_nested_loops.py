@@ -78,3 +78,15 @@ def test_a_layer_in_a_while_loop_is_refused_with_the_code_around_the_loop(
         reproduction(loss, {"w": _STACK}, _X, name)
     assert f"'{around}'" in str(refused.value.hint)
     assert ran(tmp_path, reproduction(loss, {"w": _STACK}, _X, around)).status == 0
+
+
+def test_a_scope_whose_code_has_no_results_is_no_layer(tmp_path: Path) -> None:
+    def loss(params: Any, x: Any) -> Any:
+        with jax.named_scope("cell"):
+            jax.lax.scan(lambda nothing, _: (nothing, None), (), params["w"])
+        return jax.lax.scan(lambda h, w: (_cell(w, h), None), x, params["w"])[0].mean()
+
+    with pytest.raises(UsageError, match="no layer is called cell") as refused:
+        reproduction(loss, {"w": _STACK}, _X, "cell")
+    assert "cell[2]" in str(refused.value.hint)
+    assert ran(tmp_path, reproduction(loss, {"w": _STACK}, _X, "cell[2]")).status == 0

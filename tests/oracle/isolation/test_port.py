@@ -46,15 +46,15 @@ def weights_of(network: Network, *, transposed: bool = False) -> Any:
     return jax.tree_util.tree_map(jnp.asarray, params)
 
 
-def port(params: Any, batch: Any, *, slope: float = 0.0) -> jax.Array:
-    """The network in JAX; or with a rectifier that leaks."""
+def port(params: Any, batch: Any, *, slope: float = 0.0, stopped: bool = False) -> jax.Array:
+    """The network in JAX; or with a rectifier that leaks, or that passes no gradient."""
     with jax.named_scope("conv"):
         kernel, bias = params["conv"]["kernel"], params["conv"]["bias"]
         layout = ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(batch["images"], kernel, (1, 1), "SAME", dimension_numbers=layout)
         x = x + bias[None, None, None]
     with jax.named_scope("relu"):
-        x = jax.nn.leaky_relu(x, slope)
+        x = jax.nn.leaky_relu(jax.lax.stop_gradient(x) if stopped else x, slope)
     with jax.named_scope("mean"):
         x = x.mean(axis=(1, 2))
     for name in ("hidden", "head"):
@@ -108,3 +108,12 @@ def test_a_ports_layers_run_isolated_on_the_values_of_pytorch(
     assert wrong(found) == differing
     assert len(found.arguments["reference"]) == 7
     assert [each.name for each in found.left_out if "activation" in each.why] == ["mean"]  # no module of PyTorch's
+
+
+def test_a_gradient_that_the_port_lacks_has_the_layout_of_its_parameter(original: gs.Dump, network: Network) -> None:
+    loss, variables = partial(port, stopped=True), weights_of(network)
+    found = isolated(original, gs.capture(loss, variables, BATCH), loss, variables, BATCH)
+    assert wrong(found) == ["relu"]
+    (conv,) = (row for row in found.rows if row.name == "conv")  # its kernel and outputs are in another order
+    assert conv.vjp is not None
+    assert conv.vjp.status == "same"

@@ -105,7 +105,8 @@ class _Sums:
                 self._values[variable], self._sums[variable] = body.read(atom), body.of(atom)
             return
         self._values.update(zip(equation.outvars, bind(equation, operands), strict=True))
-        self._sums[equation.outvars[0]] = self._made(equation, operands) if len(equation.outvars) == 1 else []
+        if len(equation.outvars) == 1:  # one without results, as a loop of which nothing is used, makes no sums
+            self._sums[equation.outvars[0]] = self._made(equation, operands)
 
     def _made(self, equation: Equation, operands: Sequence[Any]) -> list[tuple[int, Any]]:
         name, (made,) = equation.primitive.name, equation.outvars

@@ -8,7 +8,7 @@ from gradscope import naming
 from gradscope.comparison.compare_dumps import unrefuted
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.comparison.pairing.reverse import ReversePairing, with_layouts_of_values
 from gradscope.naming.paths import BEFORE
 
 
@@ -21,7 +21,8 @@ def paired(dumps: Dumps) -> tuple[Sequence[Match], ReversePairing]:
         same = [Match.of(key, key, "name") for key in dumps.cand.keys()]  # noqa: SIM118 - no mapping
         return same, ReversePairing(dumps, same)
     pairing = unrefuted(dumps, CompareOptions()).pairing
-    return pairing.matched, ReversePairing(dumps, pairing.matched, pairing.inverse)
+    matched = tuple(with_layouts_of_values(dumps, pairing.matched))
+    return matched, ReversePairing(dumps, matched, pairing.inverse)
 
 
 def own_name(name: str, dumps: Dumps, matched: Sequence[Match]) -> str:

@@ -144,7 +144,9 @@ def _flax_tree(path: Path) -> Any:
             return serialization.msgpack_restore(content)
         # NumPy parses the name of a dtype that has a comma as Python's literals.
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError) as error:
-            raise DumpError(f"it is not a Flax checkpoint: {error}") from error
+            # msgpack says nothing of what is nested deeper than it reads.
+            why = str(error) or "it is damaged, or nested too deep"
+            raise DumpError(f"it is not a Flax checkpoint: {why}") from error
 
 
 def _orbax_tree(path: Path) -> Any:

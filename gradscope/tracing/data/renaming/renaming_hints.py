@@ -45,6 +45,7 @@ class Unmatched:
         ruled: Whether the user's rules have renamed the tensors.
         keeps: Whether the user keeps variables as `init` makes them, which are no part of either.
         quantised: The paths of variables with fractions of which the file has whole numbers.
+        made: The names of those of `extra` that the user's rules have made, which a key map does not rename.
     """
 
     lacking: Mapping[str, Described]
@@ -54,13 +55,19 @@ class Unmatched:
     ruled: bool = False
     keeps: bool = False
     quantised: Sequence[str] = ()
+    made: Collection[str] = ()
+
+    @property
+    def free(self) -> Mapping[str, Described]:
+        """The file's tensors that are no variable and may be renamed."""
+        return {name: tensor for name, tensor in self.extra.items() if name not in self.made}
 
 
 def key_map_hint(unmatched: Unmatched) -> str:
     """Returns what to write into a key map."""
     lacking, prefix = unmatched.lacking, unmatched.prefix
     # Variables under new names are not below the prefix, and those beside them would no longer be found there.
-    extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.extra.items()}
+    extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.free.items()}
     moments = of_optimizers(extra)
     extra = {name: tensor for name, tensor in extra.items() if name not in moments}
     found = {path: name.removeprefix(prefix) for path, name in unmatched.found.items()}
@@ -94,11 +101,12 @@ def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -
         orders: Their possible orders, by path.
     """
     first = stored[0]
+    before = ", which goes before --map-keys and names tensors as the file does" if first.renamed else ""
     possible = orders[first.variable]
     written = [_steps(each, first.flips(each)) for each in sorted(possible - {first.as_it_is})]
     others = [*written[1:], *(["no steps, as it is"] if first.as_it_is in possible else [])]
     lines = [
-        "state it in a file for --map FILE, in one rule for each, or for several by a regular expression:",
+        f"state it in a file for --map FILE{before}, in one rule for each, or for several by a regular expression:",
         "  [[rule]]",
         f"  candidate = '{printable(re.escape(first.name))}'",
         f"  reference = '{printable(first.variable)}'",
@@ -134,9 +142,11 @@ def other_hint(
     if (special := file_hint(path, saved)) is not None:
         return special
     hints: list[str] = []
-    if unmatched.lacking:
-        own = "name the model that it is of, or add to the file what it lacks"
-        hints.append(key_map_hint(unmatched) if unmatched.extra else own)
+    if unmatched.lacking and unmatched.free:
+        hints.append(key_map_hint(unmatched))
+    elif unmatched.lacking and not unmatched.made:
+        hints.append("name the model that it is of, or add to the file what it lacks")
+    hints += _made_hint(unmatched.made)
     if unmatched.quantised:
         return "\n".join([*hints, quantised_hint(unmatched.quantised)])
     known = frozenset(fitting)
@@ -156,8 +166,15 @@ def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatc
     if (copies := copies_hint(unmatched.lacking, unmatched.extra, ruled=unmatched.ruled)) is not None:
         return copies
     own = "name the model that it is of"
-    renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
-    return own if renamed is None else f"{own}; where only the names differ, {renamed}"
+    renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.free else None
+    first = own if renamed is None else f"{own}; where only the names differ, {renamed}"
+    return "\n".join([first, *_made_hint(unmatched.made)])
+
+
+def _made_hint(made: Collection[str]) -> list[str]:
+    """Returns what to do about tensors that the user's rules have made and the model does not have."""
+    which = f"--map makes {_listed(made)}, which the model does not have"
+    return [f"{which}: name variables of the model in its rules; --map-keys renames none of these"] if made else []
 
 
 def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:

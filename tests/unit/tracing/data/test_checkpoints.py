@@ -474,6 +474,13 @@ def test_a_flax_checkpoint_whose_dtypes_are_none_is_refused(tmp_path: Path, dtyp
         load(tmp_path / "saved.msgpack")
 
 
+def test_a_flax_checkpoint_that_is_nested_too_deep_is_refused_with_a_reason(tmp_path: Path) -> None:
+    pytest.importorskip("flax", reason="Flax is absent: a damaged checkpoint of it was NOT read")
+    (tmp_path / "saved.msgpack").write_bytes(b"\x81\xa1a" * 5000)
+    with pytest.raises(DumpError, match="not a Flax checkpoint: it is damaged, or nested too deep"):
+        load(tmp_path / "saved.msgpack")
+
+
 def test_a_key_map_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=r"absent.map: it cannot be read as a key map"):
         read_key_map(tmp_path / "absent.map")

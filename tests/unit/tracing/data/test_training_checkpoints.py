@@ -207,6 +207,7 @@ def test_a_square_kernel_that_nothing_decides_is_refused_with_the_rule_to_write(
     command = dump(folder, saved, "--map-keys", "names.txt")
     assert command.status == 3
     assert "the axes of mid.weight [4, 4] fit in more than one order" in command.errors
+    assert "which goes before --map-keys and names tensors as the file does" in command.errors
     rule = "\n".join(line.strip() for line in command.errors.splitlines()[2:6])
     (folder / "rules.toml").write_text(rule)
     assert_restored(dump(folder, saved, "--map", "rules.toml"), folder)
@@ -227,6 +228,23 @@ def test_rules_make_variables_of_tensors_of_another_form(folder: Path) -> None:
     (folder / "rules.toml").write_text(rules)
     (folder / "names.txt").write_text("weight -> kernel")
     assert_restored(dump(folder, saved, "--map", "rules.toml", "--map-keys", "names.txt"), folder)
+
+
+def test_no_line_of_a_key_map_is_proposed_for_what_rules_have_made(folder: Path) -> None:
+    saved = {name.replace("params/", ""): array for name, array in values().items()}
+    saved["mid.weight"] = saved.pop("mid/kernel").T
+    (folder / "rules.toml").write_text(r"""
+    [[rule]]
+    candidate = 'mid\.weight'
+    reference = 'params/middle/kernel'
+    steps = [{ transpose = [1, 0] }]
+    """)
+    command = dump(folder, saved, "--map", "rules.toml")
+    assert command.status == 3
+    assert "  ^" not in command.errors, command.errors
+    assert "--map makes params/middle/kernel, which the model does not have: name variables of the model" in (
+        command.errors
+    )
 
 
 def test_the_gradients_are_those_of_the_variables_in_the_file(folder: Path) -> None:
