@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -314,3 +316,12 @@ def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) 
         _, state = hk.transform(step).apply(params, None, x, state)
         expected[f"core[{iteration}]"] = state
     agreement.assert_activations(seen, expected)
+
+
+def test_a_haiku_that_cannot_be_watched_leaves_a_pair_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = agreement.source(folder, PAIRS)
+    monkeypatch.setitem(sys.modules, "haiku._src.base", ModuleType("base"))
+    assert {name.partition("/")[0] for name in agreement.family(agreement.dump(f"{source}:Pair"), "param")} == {
+        "0",
+        "1",
+    }
