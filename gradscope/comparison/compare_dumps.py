@@ -50,6 +50,7 @@ from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.passes import counterparts, names_in
 from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
+from gradscope.comparison.pairing.values.misnamed import equal_to_freed
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, Selection, key_of
@@ -83,10 +84,11 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     whole = None if options.selection == Selection() else cache(partial(_whole, dumps, options, kinks))
     rows = _matched_rows(dumps, pairs, options, kinks, whole)
     kept_pairs = without_refuted(dumps, pairing, rows, None if whole is None else lambda: whole().unrefuted)
-    pairing = kept_pairs.pairing
+    before, pairing = pairing, kept_pairs.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
-        kept = {each.ref for each in pairing.matched}
-        pairs = [pair for pair in pairs if pair.match.ref in kept]
+        kept, freed = {each.ref for each in pairing.matched}, equal_to_freed(dumps, before, pairing)
+        pairing = pairing.with_matches(freed)
+        pairs = [*(pair for pair in pairs if pair.match.ref in kept), *measured_pairs(dumps, freed, options)]
         rows = _matched_rows(dumps, pairs, options, kinks, whole)
     missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     if cut := list(cut_gradients(dumps, pairing, _accounted(missing, extra))):
@@ -128,8 +130,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
 def _needs_products(pair: MeasuredPair, rows: Mapping[str, ComparisonRow]) -> bool:
     """Returns whether a pair differs by more than products with all digits of float32 explain, and had fewer."""
-    needed = rows[pair.match.ref].needed or 0.0
-    return pair.exact_tolerance < pair.tolerance and needed > pair.exact_tolerance
+    return pair.exact_tolerance < pair.tolerance and (rows[pair.match.ref].needed or 0.0) > pair.exact_tolerance
 
 
 def _program(dumps: Dumps) -> tuple[str, str] | None:
@@ -140,8 +141,8 @@ def _program(dumps: Dumps) -> tuple[str, str] | None:
 
 
 def _has_layer_values(source: DumpSource) -> bool:
-    names = (entry.name for entry in source.manifest.entries if entry.family == ACTIVATION)
-    return any(source.has_tensor(key_of(ACTIVATION, name)) for name in names)
+    entries = source.manifest.entries
+    return any(each.family == ACTIVATION and source.has_tensor(key_of(ACTIVATION, each.name)) for each in entries)
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
@@ -259,8 +260,7 @@ def _is_any_over(pairs: Sequence[MeasuredPair]) -> bool:
 
 def _with_others(pairs: Sequence[MeasuredPair], whole: _Whole) -> list[MeasuredPair]:
     """Returns pairs, and those of the whole that are of other tensors and are not refuted."""
-    own = {pair.owner for pair in pairs}
-    kept = {each.ref for each in whole.unrefuted.pairing.matched}
+    own, kept = {pair.owner for pair in pairs}, {each.ref for each in whole.unrefuted.pairing.matched}
     return [*pairs, *(pair for pair in whole.pairs if pair.match.ref in kept and pair.owner not in own)]
 
 
@@ -271,8 +271,8 @@ def _examples(dumps: Dumps, rows: Mapping[str, ComparisonRow], options: CompareO
     if not errors:
         return None
     # Equal pairs were compared by bytes alone and have no numbers yet, but they count in the batch's spread, too.
-    ref = dumps.ref
-    equal = [StoredOperand(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
+    owners = (dumps.ref.resolve(key) for key in known if rows[key].metrics["bit_equal"])
+    equal = [StoredOperand(source=dumps.ref, key=key) for key in owners]
     return reduce(
         add, [*errors, *mapper(dumps.ref, options.threads)(lambda operand: example_error(operand, operand), equal)]
     )

@@ -16,6 +16,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors
+from gradscope.comparison.diagnosis.refuting.behind.norm_pairs import NormPairs
 from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -56,7 +57,7 @@ def without_applied(
         and split_key(match.ref)[0] == PARAM
         and len(dumps.ref.entry(match.ref).shape) == 1
     ]
-    behind = ValuesBehind(dumps, pairing, rows)
+    behind, norms = ValuesBehind(dumps, pairing, rows), NormPairs(dumps, pairing)
     factors: dict[str, float] = {}
     around = NearestKeys(sources, ChainMap(errors.known, factors))
     agreeing: dict[str, str] = {}
@@ -67,7 +68,7 @@ def without_applied(
         agrees = partial(behind.agrees, match)
         found = (
             None
-            if tolerance is None
+            if tolerance is None or norms.are_of_one(match, tolerance)
             else steps_apart(dumps, match, tolerance, biases=biases, factors=read, agrees_behind=agrees)
         )
         if found is not None and found.applied:

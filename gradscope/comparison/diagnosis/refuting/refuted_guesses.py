@@ -35,6 +35,7 @@ from gradscope.comparison.diagnosis.refuting.apart.pair_values import are_rearra
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
 from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors, loss_error, relative_error
+from gradscope.comparison.diagnosis.refuting.behind.norm_pairs import NormPairs
 from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
@@ -169,17 +170,16 @@ def _without_refuted_values(
         each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
         for each in (*known, *ordered)
     }
-    products, pairs = ProductPairs(dumps, replace(pairing, matched=tuple(known))), {each.ref: each for each in known}
+    certain, pairs = replace(pairing, matched=tuple(known)), {each.ref: each for each in known}
+    products, norms = ProductPairs(dumps, certain), NormPairs(dumps, certain)
     borne_out, unclear, traces = _borne_out(dumps, rows, ordered, own, known)
     refuted: set[str] = set()
     related: dict[str, str] = {}
     unlike: dict[str, str] = {}
     totals: list[Match] = []
     rearranged: list[Match] = []
-    matched = {each.ref: rows[each.ref] for each in pairing.matched}
+    matched, behind = {each.ref: rows[each.ref] for each in pairing.matched}, ValuesBehind(dumps, pairing, rows)
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
-    behind = ValuesBehind(dumps, pairing, rows)
-
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
@@ -195,7 +195,10 @@ def _without_refuted_values(
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = found is not None and found.applied is False and shows
         kept = proven or match.ref in borne_out or match.ref in unclear
-        kept = kept or (not inherited and products.are_of_one_layer(match, rows, traces[match.ref]))
+        kept = kept or (
+            not inherited
+            and (products.are_of_one_layer(match, rows, traces[match.ref]) or norms.are_of_one(match, tolerance))
+        )
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:

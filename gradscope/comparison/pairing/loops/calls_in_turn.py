@@ -104,7 +104,7 @@ def _numbers(dumps: Dumps, sides: tuple[Sequence[str], ...]) -> tuple[Sequence[i
         places = _best_places([[one.in_common(other) for other in cand] for one in ref])
     else:
         places = _best_places([[other.in_common(one) for one in ref] for other in cand])
-    if places == [*range(few)]:
+    if places == [*range(few)] and sides[0][:few] == sides[1][:few]:
         return (), ()
     number_at = {place: number for number, place in enumerate(places)}
     of_many = [number_at.get(place, few + place) for place in range(many)]

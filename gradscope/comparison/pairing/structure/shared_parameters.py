@@ -97,7 +97,7 @@ def shared_parameters(dumps: Dumps, matches: Iterable[Match]) -> tuple[Parameter
         family, name = split_key(match.ref)
         if family == PARAM:
             of_ref[name] = list(_stacked(name, match.recipe, dumps.ref.entry(match.ref).shape))
-            number, count = _place(match.recipe, dumps.cand.entry(match.cand).shape)
+            number, count = slice_of(match.recipe, dumps.cand.entry(match.cand).shape)
             for place, key in enumerate(match.recipe.keys):
                 each = of_ref[name][place * len(of_ref[name]) // len(match.recipe.keys)]
                 of_cand[split_key(key)[1]].append(_Slice(name=each.name, number=number, count=count))
@@ -126,8 +126,13 @@ def _stacked(name: str, recipe: Recipe, shape: Shape) -> Iterator[_Slice]:
         yield _Slice(name=name)
 
 
-def _place(recipe: Recipe, shape: Shape) -> tuple[int | None, int]:
-    """Returns which slice of a parameter of the candidate a recipe takes, or takes a part of, and of how many."""
+def slice_of(recipe: Recipe, shape: Shape) -> tuple[int | None, int]:
+    """Returns which slice of a parameter of the candidate a recipe takes, or takes a part of, and of how many.
+
+    Args:
+        recipe: The recipe of a parameter of the reference.
+        shape: The shape of the candidate's parameter.
+    """
     first, *later = recipe.steps or (None,)
     if later and later[-1] == Unstack(0) != first:
         return recipe.part % shape[0], shape[0]  # every slice is a part, see `stacked_parts`

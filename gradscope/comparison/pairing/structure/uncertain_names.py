@@ -33,6 +33,7 @@ from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
 from gradscope.comparison.pairing.structure.operation_names import OperationNames
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.comparison.pairing.structure.placing.named_parts import NamedParts
+from gradscope.comparison.pairing.structure.placing.steps_of_layers import StepsOfLayers
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
@@ -90,7 +91,7 @@ def uncertain(find: Pass) -> Pass:
         is_uncertain = _uncertainty(dumps, unmatched)
         if is_uncertain is None:
             return
-        operations, parts = OperationNames(dumps), NamedParts(dumps)
+        operations, parts, steps = OperationNames(dumps), NamedParts(dumps), StepsOfLayers(dumps)
         refutes, names = _Parameters(dumps, unmatched).refute, LearntNames(unmatched.matched)
         known = {split_key(key)[1] for each in _of_parameters(unmatched) for key in (each.ref, *each.recipe.keys)}
         for match in (each for each in find(dumps, unmatched) if is_uncertain(each)):
@@ -98,7 +99,7 @@ def uncertain(find: Pass) -> Pass:
             if family in _OF_PARAMETERS:
                 refuted = not known.isdisjoint((one, other))
             else:
-                refuted = parts.mislead(one, other) or not _may_agree(dumps, match)
+                refuted = parts.mislead(one, other) or steps.mislead(one, other) or not _may_agree(dumps, match)
                 refuted = refuted or refutes(match) or names.refute(one, other)
                 refuted = refuted or (operations.mislead(one) and _differ_in_shape(dumps, match))
             if not refuted:
@@ -114,14 +115,14 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
         return None
     ref, cand = _Named(dumps.ref), _Named(dumps.cand)
     returned = [returned_counts(each) for each in layers]
-    operations, parts = OperationNames(dumps), NamedParts(dumps)
+    operations, parts, steps = OperationNames(dumps), NamedParts(dumps), StepsOfLayers(dumps)
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_of_others(match: Match) -> bool:
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
         if returned[0].get(one) != returned[1].get(other) or operations.mislead(one) or operations.mislead(other):
             return True
-        if ref.is_root(one) is not cand.is_root(other) or parts.mislead(one, other):
+        if ref.is_root(one) is not cand.is_root(other) or parts.mislead(one, other) or steps.are_apart(one, other):
             return True
         own, others = ref(one), cand(other)
         if not (own.is_itself or others.is_itself or (own.params and others.params)):

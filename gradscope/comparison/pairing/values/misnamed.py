@@ -6,7 +6,7 @@
 `without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
 `(h, c)` in one program and `(c, h)` in the other. `without_exchanged_calls` drops those of the calls of a layer that
 have other numbers, where both programs come to the same gradients. `without_slices` drops inputs of which one is a
-slice of the other.
+slice of the other. `equal_to_freed` pairs what is left of pairs that turn out to be none with what has its values.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -26,7 +27,17 @@ from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, is_constant, is_measured
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    gradient_key,
+    key_of,
+    split_key,
+)
 from gradscope.naming.paths import without_occurrence
 
 #: The name of one of several outputs of a layer.
@@ -202,6 +213,39 @@ def without_exchanged_calls(dumps: Dumps, matches: Sequence[Match]) -> list[Matc
     if not known or not all(_is_measured(dumps, each) and _agree(each, equality) for each in known):
         return [*matches]
     return [match for match in matches if match.ref not in found]
+
+
+def equal_to_freed(dumps: Dumps, before: Pairing, left: Pairing) -> list[Match]:
+    """Returns matches of the values of pairs that are none, and of their gradients, with unmatched ones equal to them.
+
+    Args:
+        dumps: The dumps.
+        before: The pairing with those pairs.
+        left: The pairing without them.
+    """
+    kept, equality = {each.ref for each in left.matched}, Equality(dumps)
+    freed = [each for each in before.matched if each.ref not in kept and split_key(each.ref)[0] == ACTIVATION]
+    of_ref, of_cand = {each.ref for each in freed}, {key for each in freed for key in each.recipe.keys}
+    free = [
+        [
+            key
+            for key in keys
+            if split_key(key)[0] == ACTIVATION and source.resolve(key) == key and source.has_tensor(key)
+        ]
+        for source, keys in ((dumps.ref, left.only_ref), (dumps.cand, left.only_cand))
+    ]
+    found: list[Match] = []
+    for ref in free[0] if freed else ():
+        for cand in free[1] if ref in of_ref else (key for key in free[1] if key in of_cand):
+            recipe = None if is_constant(equality.ref_stats(ref)) else equality.recipe(ref, cand)
+            if recipe is None:
+                continue
+            found.append(Match(ref=ref, recipe=recipe, matched_by="fingerprint"))
+            slopes = gradient_key(ref), gradient_key(cand)
+            if slopes[0] in left.only_ref and slopes[1] in left.only_cand:
+                found.append(Match(ref=slopes[0], recipe=replace(recipe, keys=(slopes[1],)), matched_by="fingerprint"))
+            break
+    return found
 
 
 def _misnamed(dumps: Dumps, matches: Iterable[Match], equality: Equality) -> set[str]:

@@ -23,9 +23,10 @@ from gradscope.comparison.diagnosis.refuting.apart.functions_between import MOST
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, is_close, of_gradients, with_gradients
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import before, inverted, sources_of
-from gradscope.naming import ACTIVATION, INPUT, printable, split_key
+from gradscope.naming import ACTIVATION, INPUT, PARAM, printable, split_key
 
 #: The functions that may be applied to a value before it is added, by name: "" for the value.
 _FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
@@ -109,6 +110,23 @@ def _terms(dumps: Dumps, match: Match, *, of_ref: bool) -> Iterator[tuple[str, A
         value = None if not fits else tensors.tensor(each) if of_ref else tensors.made(recipe)
         if value is not None:
             yield each, value
+    for each, rows in _looked_up(source, source.resolve(key)):
+        yield each, rows if of_ref else match.recipe.made_of([rows])
+
+
+def _looked_up(source: DumpSource, key: str) -> Iterator[tuple[str, Array]]:
+    """Yields the rows of tables that a value is computed from, as the embedding of tokens, which may have no entry."""
+    shape, tensors = source.entry(key).shape, FloatTensors(source)
+    known = [each for each in sources_of(source.manifest.layers).get(key, ()) if source.has_tensor(each)]
+    for table in (each for each in known if split_key(each)[0] == PARAM):
+        sizes = source.entry(table).shape
+        for index in (each for each in known if split_key(each)[0] == INPUT):
+            entry = source.entry(index)
+            if dtype_class(entry.dtype) != "integer" or (*entry.shape, *sizes[1:]) != shape or not sizes[1:]:
+                continue
+            rows, values = source.array(index), tensors.tensor(table)
+            if values is not None and rows.size and rows.min() >= 0 and rows.max() < len(values):
+                yield table, values[rows]
 
 
 def _functions(total: Array, branch: Array, term: Array, tolerance: float) -> tuple[str, str] | None:
@@ -157,4 +175,5 @@ def _values_before(source: DumpSource, key: str) -> list[str]:
 
 
 def _quoted(key: str) -> str:
-    return f"`{printable(split_key(key)[1])}`"
+    family, name = split_key(key)
+    return f"rows of `{printable(name)}`" if family == PARAM else f"`{printable(name)}`"

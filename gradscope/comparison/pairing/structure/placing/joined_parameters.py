@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gradscope.comparison.layout.recipe_steps import Stack, Unstack
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.structure.placing.value_places import places_of
-from gradscope.comparison.pairing.structure.shared_parameters import ParameterNames
+from gradscope.comparison.pairing.structure.shared_parameters import ParameterNames, slice_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import PARAM, split_key
 
@@ -30,7 +30,9 @@ class JoinedParameters:
         of_ref: defaultdict[str, set[str]] = defaultdict(set)
         for match in matches:
             family, name = split_key(match.ref)
+            # The slices of a stack are parameters of their own, each of another iteration of a loop.
             stacked = any(isinstance(step, Stack | Unstack) for step in match.recipe.steps)
+            stacked = stacked or slice_of(match.recipe, dumps.cand.entry(match.cand).shape)[0] is not None
             if family == PARAM and not stacked and dumps.ref.entry(match.ref).shape[:1] != (len(match.recipe.keys),):
                 for key in match.recipe.keys:
                     of_cand[name].add(split_key(key)[1])

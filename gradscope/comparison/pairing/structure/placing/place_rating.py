@@ -25,6 +25,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, sibling
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.placing.joined_parameters import JoinedParameters
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
+from gradscope.comparison.pairing.structure.placing.norm_steps import with_norm_inputs
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
 from gradscope.comparison.pairing.structure.placing.value_places import (
     Place,
@@ -110,8 +111,9 @@ class PlaceRating:
         self._inputs = PairedInputs(dumps, pairing)
         self._names, self._joined = LearntNames(pairing.matched), JoinedParameters(dumps, pairing.matched)
         in_ref, in_cand = shared_parameters(dumps, pairing.matched)
-        self._ref = places_of(dumps.ref.manifest.layers, in_ref)
-        self._cand = places_of(dumps.cand.manifest.layers, in_cand)
+        free = frozenset(pairing.only_ref), frozenset(pairing.only_cand)
+        self._ref = with_norm_inputs(dumps.ref, places_of(dumps.ref.manifest.layers, in_ref), free[0])
+        self._cand = with_norm_inputs(dumps.cand, places_of(dumps.cand.manifest.layers, in_cand), free[1])
         self._known, self._in_parts = in_ref.shared, _in_parts(pairing.matched)
         self._alone = (
             {in_ref.of(layer) for layer in dumps.ref.manifest.layers},
@@ -156,7 +158,7 @@ class PlaceRating:
             - _PART * bool(own & others and own & candidate.outer - others)
             - _OPERATION * (parts > 1 and None not in operations and operations[0] != operations[1])
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
-            + _READERS * bool(place.read_with & candidate.read_with & self._known)
+            + _READERS * place.is_read_like(candidate, self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
             + _END * (_end(one) == _end(other))
             + _NAMES * (bool(own and others) and self._names.agree(one.name, other.name))

@@ -18,14 +18,24 @@ class Place:
     """Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
 
     Where no layer around it has any, the latter are those of other layers that it is computed with, as the outputs of a
-    model with the weights of its embedding. Those of the layers that read it are in `read_with`, and those of the layer
-    around the innermost one that computes it in `outer`.
+    model with the weights of its embedding. Those of the layers that read it are in `read_with`, those of the layer
+    around the innermost one that computes it in `outer`, and those of the norm of which it is a step in `within`.
     """
 
     params: frozenset[str] = frozenset()
     around: frozenset[str] = frozenset()
     read_with: frozenset[str] = frozenset()
     outer: frozenset[str] = frozenset()
+    within: frozenset[str] = frozenset()
+
+    def is_read_like(self, other: Place, known: frozenset[str]) -> bool:
+        """Returns whether two values are read with a parameter in common, both by a norm or both by steps of it.
+
+        Args:
+            other: The place of a value of the other program.
+            known: The parameters that have a counterpart.
+        """
+        return bool((self.read_with & other.read_with | self.within & other.within) & known)
 
 
 def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place]:
