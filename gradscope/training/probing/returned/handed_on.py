@@ -12,6 +12,7 @@ Other states may begin anew on purpose, as those of an environment.
 
 A step may also return the state of its optimizer as it is given, which no update of optax does. The state that it
 records says which optimizer it takes a step of: a step of one of two networks returns the state of the other as it is.
+One that adds up gradients returns the parameters as they are, too.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ def states_to_hand_on(
         returned: What the step returned.
         recorded: The state of an optimizer that the step recorded; None where it recorded none.
     """
+    is_update = _makes_update(arguments, of_losses, returned)
     for name, tree in arguments.items():
         for state in _states(_Given(name, tree), of_losses):
             outline, leaves = outline_of(state.tree), _leaves(state.tree)
             given, next_ones = list(alike(outline, tuple(arguments.values()))), list(alike(outline, returned))
             if not leaves or len(next_ones) != len(given):
                 continue
-            is_recorded = next(alike(outline, recorded), None) is not None
+            is_recorded = is_update and next(alike(outline, recorded), None) is not None
             if is_recorded and _is_of_optax(state.tree) and _are_given(next_ones, given):
                 yield same_state_returned(state.name), ExpectedChange(tuple(leaves), jnp.bool_(True))
                 continue
@@ -69,6 +71,18 @@ def states_to_hand_on(
                     continue
                 is_due &= _count_near(leaves, next_ones) >= _count_near(leaves, given)
             yield same_state(state.name), ExpectedChange(tuple(leaves), is_due)
+
+
+def _makes_update(arguments: Mapping[str, Any], of_losses: Collection[int], returned: Any) -> bool:
+    """Returns whether a step replaces what its loss is given, as parameters; one that adds up gradients does not."""
+    new = jax.tree_util.tree_leaves(returned)
+    as_given = {id(leaf) for leaf in new}
+    replaced = {
+        (leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(dict(arguments))
+        if is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        and id(leaf) in of_losses and id(leaf) not in as_given
+    }  # fmt: skip
+    return any(is_array(leaf) and (leaf.shape, leaf.dtype) in replaced for leaf in new)
 
 
 def _are_given(next_ones: Sequence[Any], given: Sequence[Any]) -> bool:

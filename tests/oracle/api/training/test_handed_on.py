@@ -83,6 +83,12 @@ def returned_as_given(*, steps_the_other: bool) -> dict[str, bool]:
     return given(params=PARAMS, opt=state, other=other, returned=(NEW, state, after_other, 0.5), recorded=recorded)
 
 
+def adds_up() -> dict[str, bool]:
+    """Returns what is told of a step that adds up gradients, and leaves parameters and the optimizer as they are."""
+    state, _ = after(ADAM)
+    return given(params=PARAMS, opt=state, sums=ZEROS, batch=BATCH, returned=(PARAMS, state, GRADS), recorded=state)
+
+
 def keys() -> dict[str, bool]:
     return given(params=PARAMS, key=KEY, other=jax.random.PRNGKey(0), returned=(NEW, NEW_KEY, jax.random.PRNGKey(1)))
 
@@ -100,6 +106,7 @@ TOLD: dict[str, tuple[Callable[[], dict[str, bool]], dict[str, bool]]] = {
         lambda: returned_as_given(steps_the_other=True),
         {"opt": False, "other": True},
     ),
+    "a step that adds up gradients": (adds_up, {"opt": False, "sums": False}),
     "keys": (keys, {"key": True, "other": True}),
     "a target network": (lambda: given(params=PARAMS, target=NEW, returned=(NEW, 0.5)), {}),
     "a teacher, and gradients": (lambda: teacher(-1.0), {"teacher": False}),
