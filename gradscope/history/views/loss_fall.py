@@ -28,7 +28,8 @@ class NoFall:
         first: The mean of the first ones.
         second: That of as many behind these.
         last: That of the last ones.
-        ratio: The norm of the updates over that of the parameters, at the last recorded step; None if not known.
+        ratio: The norm of the updates over that of the parameters, the median of the recorded steps that make an
+            update; 0 where none does, None if not known.
     """
 
     count: int
@@ -74,4 +75,6 @@ def _falls(before: np.ndarray, after: np.ndarray) -> bool:
 
 def _ratio(steps: Mapping[str, np.ndarray]) -> float | None:
     ratios = steps["update_norm"] / np.where(steps["param_norm"] > 0, steps["param_norm"], np.nan)
-    return float(ratios[-1]) if len(ratios) and np.isfinite(ratios[-1]) else None
+    known = ratios[np.isfinite(ratios)]
+    # The last step is no measure: a schedule that has come to its end makes its update small, whatever others were.
+    return None if not known.size else float(np.median(known[known > 0])) if (known > 0).any() else 0.0

@@ -55,6 +55,7 @@ class Collector:
         outlines: The shapes of the observations of each of them.
         shapes: What has the shape and dtype of further tensors, by key.
         arguments: The arguments of the losses: the key that a dump has for each, and the array.
+        optimizer: The state of an optimizer that the step records; None where it records none.
         changes: What should be other values at the next step, by what is to be said where they are not.
     """
 
@@ -69,7 +70,7 @@ class Collector:
         self._differentiated: tuple[Any, Any] = (None, None)
         self._gradients: dict[str, list[Any]] = {}
         self._updates: Any = None
-        self._optimizer: Any = None
+        self.optimizer: Any = None
         self._after: Any = None
         self.losses: list[Any] = []
         self.outlines: list[Seen] = []
@@ -110,7 +111,7 @@ class Collector:
         """
         self._require_outermost("record")
         self._updates = self._updates if updates is None else updates
-        self._optimizer = self._optimizer if optimizer is None else optimizer
+        self.optimizer = self.optimizer if optimizer is None else optimizer
         self._after = self._after if params is None else params
 
     def collected(self, given: Mapping[str, Any], returned: Any) -> Collected:
@@ -130,11 +131,10 @@ class Collector:
         chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
         vectors |= {key: core_statistics(leaf) for key, leaf in chosen.items()}
         self.shapes |= {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
-        numbers = {"loss": _mean(self.losses), "grad_norm": tree_norm(gradients)}
-        numbers["param_norm"] = tree_norm(self._params)
+        numbers = {"loss": _mean(self.losses), "grad_norm": tree_norm(gradients), "param_norm": tree_norm(self._params)}
         if updates:
             numbers["update_norm"] = tree_norm(updates)
-        if (rate := stated_learning_rate(self._optimizer)) is not None:
+        if (rate := stated_learning_rate(self.optimizer)) is not None:
             numbers["learning_rate"] = rate
         unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}
         return Collected(
@@ -197,10 +197,10 @@ class Collector:
         return found
 
     def _slots(self) -> dict[str, Any]:
-        if self._optimizer is None:
+        if self.optimizer is None:
             return {}
         of_paths = {path: self._params[name] for path, name in self._paths.items()}
-        slots = slots_of(self._optimizer, of_paths)
+        slots = slots_of(self.optimizer, of_paths)
         renamed = ((*naming.split_key(key), leaf) for key, leaf in slots.items())
         return {naming.key_of(family, self._paths[path]): leaf for family, path, leaf in renamed}
 

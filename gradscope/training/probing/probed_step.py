@@ -131,7 +131,7 @@ class ProbedStep:
             names = _named(collector, leaves)
             self._require_handed_on(leaves, jax.tree_util.tree_leaves((args, kwargs)), names, out)
             of_losses = {id(array) for _, array in collector.arguments}
-            collector.changes.update(states_to_hand_on(given, of_losses, out))
+            collector.changes.update(states_to_hand_on(given, of_losses, out, collector.optimizer))
             collected = collector.collected(given, out)
             self.layout = Layout(collector.outlines, collector.shapes, names, tuple(collector.changes))
             return out, collected

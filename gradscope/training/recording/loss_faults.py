@@ -83,6 +83,20 @@ def same_state(name: str) -> LossFault:
     )
 
 
+def same_state_returned(name: str) -> LossFault:
+    """Returns what is to be said of an optimizer's state that a step returns as it is given.
+
+    Args:
+        name: What the step calls it.
+    """
+    return LossFault(
+        "stale",
+        f"the step returns {printable(name)} as it is given, and not the state that the optimizer makes of it, so that "
+        "moments and the count of the steps, of which a schedule takes the rate, stay what they were: return that",
+        None,
+    )
+
+
 def _repeated(what: DrawnFor, places: Sequence[str | None], why: str) -> LossFault:
     stays = "random mask{} drops the same elements" if what == "mask" else "random noise{} is the same"
     return LossFault(

@@ -164,7 +164,7 @@ _LEVEL: Final = {
     "second": "The mean of the `count` losses after them",
     "last": "The mean of the last `count` losses",
     "count": "How many losses each mean is of",
-    "ratio": "The norm of the updates over that of the parameters, at the last recorded step",
+    "ratio": "The norm of the updates over that of the parameters, the median of the recorded steps that make one",
     "uneven": "Where the updates move some parameters ten thousand times as much as others, that which is moved least "
     "(`least`) and most (`most`), and the median norms of their updates over their own (`least_share`, `most_share`)",
     "shrinking": "Where most parameters shrink away, how many do (`parameters`), of how many (`of`) that did not begin "

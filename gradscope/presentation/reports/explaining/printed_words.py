@@ -55,7 +55,8 @@ _LABELS: Final = {
     "new ones, so that evaluation has those of the start. Let the step return them, and hand them to the loss "
     "at the next step, as state.replace(batch_stats=updates['batch_stats']) does in Flax. "
     "Also what a probed step is given as it was at all recorded steps, though it returns another one of the same "
-    "structure: the state of an optimizer, a mean of the parameters, a key. Write params, opt_state = "
+    "structure: the state of an optimizer, a mean of the parameters, a key; and an optimizer's state that the step "
+    "itself returns as it is given, though it records one like it. Write params, opt_state = "
     "step(params, opt_state, ...)",
     "misapplied": "What a probed step returns as its parameters is not what they were plus the updates that it "
     "records, at all of 3 recorded steps or more: a multiple of these (updates that are added twice, or subtracted, or "

@@ -9,6 +9,10 @@ What has the structure of another pytree need not be its next state. Sure are ke
 steps where they accumulate, and means of the parameters, which move little in a step: the gradients of a step are like
 the weights of a teacher in all but their values, and a loss and its accuracy are a pair of numbers as two limits are.
 Other states may begin anew on purpose, as those of an environment.
+
+A step may also return the state of its optimizer as it is given, which no update of optax does. The state that it
+records says which optimizer it takes a step of: a step of one of two networks returns the state of the other as it is.
+One that adds up gradients returns the parameters as they are, too.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from gradscope.history.history_rows import LossFault
 from gradscope.training.probing.returned.alike import alike, children, is_array, outline_of
 from gradscope.training.recording.compared_arrays import is_same
 from gradscope.training.recording.expected_changes import ExpectedChange, numbers_of_key
-from gradscope.training.recording.loss_faults import same_state
+from gradscope.training.recording.loss_faults import same_state, same_state_returned
 
 #: How many leaves of a state are compared, the smallest ones, and the most elements of each.
 _LEAVES: Final = 8
@@ -40,7 +44,7 @@ class _Given(NamedTuple):
 
 
 def states_to_hand_on(
-    arguments: Mapping[str, Any], of_losses: Collection[int], returned: Any
+    arguments: Mapping[str, Any], of_losses: Collection[int], returned: Any, recorded: Any = None
 ) -> Iterator[tuple[LossFault, ExpectedChange]]:
     """Yields the states that should be others at the next step, and what is to be said where they are not.
 
@@ -48,12 +52,18 @@ def states_to_hand_on(
         arguments: The arguments of a step by name, before it ran.
         of_losses: The `id` of each array that a loss of the step was given.
         returned: What the step returned.
+        recorded: The state of an optimizer that the step recorded; None where it recorded none.
     """
+    is_update = _makes_update(arguments, of_losses, returned)
     for name, tree in arguments.items():
         for state in _states(_Given(name, tree), of_losses):
             outline, leaves = outline_of(state.tree), _leaves(state.tree)
             given, next_ones = list(alike(outline, tuple(arguments.values()))), list(alike(outline, returned))
             if not leaves or len(next_ones) != len(given):
+                continue
+            is_recorded = is_update and next(alike(outline, recorded), None) is not None
+            if is_recorded and _is_of_optax(state.tree) and _are_given(next_ones, given):
+                yield same_state_returned(state.name), ExpectedChange(tuple(leaves), jnp.bool_(True))
                 continue
             is_due = _moves(leaves, next_ones)
             if not (_is_of_optax(state.tree) or _is_key(state.tree)):
@@ -61,6 +71,24 @@ def states_to_hand_on(
                     continue
                 is_due &= _count_near(leaves, next_ones) >= _count_near(leaves, given)
             yield same_state(state.name), ExpectedChange(tuple(leaves), is_due)
+
+
+def _makes_update(arguments: Mapping[str, Any], of_losses: Collection[int], returned: Any) -> bool:
+    """Returns whether a step replaces what its loss is given, as parameters; one that adds up gradients does not."""
+    new = jax.tree_util.tree_leaves(returned)
+    as_given = {id(leaf) for leaf in new}
+    replaced = {
+        (leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(dict(arguments))
+        if is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        and id(leaf) in of_losses and id(leaf) not in as_given
+    }  # fmt: skip
+    return any(is_array(leaf) and (leaf.shape, leaf.dtype) in replaced for leaf in new)
+
+
+def _are_given(next_ones: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Returns whether the next states are those that were given, and not only equal to them."""
+    news, olds = (jax.tree_util.tree_leaves(each) for each in (next_ones, given))
+    return all(new is old for new, old in zip(news, olds, strict=True))
 
 
 def _moves(state: Sequence[Any], next_ones: Sequence[Any]) -> Any:

@@ -35,11 +35,16 @@ def after(optimizer: Any) -> tuple[Any, Any]:
         return state, optimizer.update(GRADS, state, PARAMS)[1]
 
 
-def given(*, returned: Any, **arguments: Any) -> dict[str, bool]:
+def given(*, returned: Any, recorded: Any = None, **arguments: Any) -> dict[str, bool]:
     """Returns the states that are to be handed on, and whether the next one differs in what counts."""
     of_losses = {id(leaf) for leaf in jax.tree.leaves((PARAMS, BATCH))}
-    found = states_to_hand_on(arguments, of_losses, returned)
-    return {fault.why.split(" the same ")[1].split(" at every")[0]: bool(change.is_due) for fault, change in found}
+    found = states_to_hand_on(arguments, of_losses, returned, recorded)
+    return {_name_in(fault.why): bool(change.is_due) for fault, change in found}
+
+
+def _name_in(why: str) -> str:
+    rest = why.partition(" the same ")[2] or why.removeprefix("the step ")
+    return rest.partition(" at every")[0].partition(", so")[0]
 
 
 def momentum() -> dict[str, bool]:
@@ -70,6 +75,20 @@ def not_moved() -> dict[str, bool]:
     return given(params=PARAMS, opt_state=state, returned=(NEW, state))
 
 
+def returned_as_given(*, steps_the_other: bool) -> dict[str, bool]:
+    """Returns what is told of a step that records the next state of an optimizer and returns the one it was given."""
+    (state, following), (other, next_other) = after(ADAM), after(SGD)
+    recorded = next_other if steps_the_other else following
+    after_other = next_other if steps_the_other else other
+    return given(params=PARAMS, opt=state, other=other, returned=(NEW, state, after_other, 0.5), recorded=recorded)
+
+
+def adds_up() -> dict[str, bool]:
+    """Returns what is told of a step that adds up gradients, and leaves parameters and the optimizer as they are."""
+    state, _ = after(ADAM)
+    return given(params=PARAMS, opt=state, sums=ZEROS, batch=BATCH, returned=(PARAMS, state, GRADS), recorded=state)
+
+
 def keys() -> dict[str, bool]:
     return given(params=PARAMS, key=KEY, other=jax.random.PRNGKey(0), returned=(NEW, NEW_KEY, jax.random.PRNGKey(1)))
 
@@ -79,6 +98,15 @@ TOLD: dict[str, tuple[Callable[[], dict[str, bool]], dict[str, bool]]] = {
     "a part of one argument": (in_one_argument, {"state['opt']": True}),
     "averages": (averages, {"ema": True}),
     "a state that did not move": (not_moved, {"opt_state": False}),
+    "a state that is returned as it is given": (
+        lambda: returned_as_given(steps_the_other=False),
+        {"returns opt as it is given, and not the state that the optimizer makes of it": True, "other": False},
+    ),
+    "a state of another optimizer": (
+        lambda: returned_as_given(steps_the_other=True),
+        {"opt": False, "other": True},
+    ),
+    "a step that adds up gradients": (adds_up, {"opt": False, "sums": False}),
     "keys": (keys, {"key": True, "other": True}),
     "a target network": (lambda: given(params=PARAMS, target=NEW, returned=(NEW, 0.5)), {}),
     "a teacher, and gradients": (lambda: teacher(-1.0), {"teacher": False}),
@@ -103,8 +131,8 @@ def test_states_with_a_next_one_are_to_be_handed_on(
     assert states() == expected
 
 
-@pytest.mark.parametrize("hands_on", [True, False])
-def test_the_report_of_a_run_names_the_state(hands_on: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("returns", "hands_on"), [(True, True), (True, False), (False, True)])
+def test_the_report_of_a_run_names_the_state(returns: bool, hands_on: bool, tmp_path: Path) -> None:
     probe = gs.Probe(tmp_path / "run", every=2)
 
     def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
@@ -112,8 +140,9 @@ def test_the_report_of_a_run_names_the_state(hands_on: bool, tmp_path: Path) -> 
             return jnp.square(batch["x"] @ p["w"] + p["b"][None] - batch["y"]).mean()
 
         value, grads = probe.value_and_grad(loss)(params)
-        updates, opt_state = SGD.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value
+        updates, following = SGD.update(grads, opt_state, params)
+        probe.record(updates=updates, opt_state=following)
+        return optax.apply_updates(params, updates), following if returns else opt_state, value
 
     step, params, state = probe.jit(train_step), PARAMS, SGD.init(PARAMS)
     with probe:
@@ -122,6 +151,8 @@ def test_the_report_of_a_run_names_the_state(hands_on: bool, tmp_path: Path) -> 
             state = following if hands_on else state
     with History(tmp_path / "run") as history:
         told = [each.why for each in stated_faults(history)]
-    assert [why.startswith("the loop gives the step the same opt_state at every step") for why in told] == (
-        [] if hands_on else [True]
-    )
+    expected = [] if returns and hands_on else [
+        "the loop gives the step the same opt_state at every step" if returns else
+        "the step returns opt_state as it is given"
+    ]  # fmt: skip
+    assert [why.startswith(start) for why, start in zip(told, expected, strict=True)] == [True] * len(expected)

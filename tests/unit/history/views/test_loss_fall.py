@@ -9,7 +9,8 @@ import pytest
 
 from gradscope.history.views.loss_fall import NoFall, no_fall
 
-STEPS = {"update_norm": np.array([0.01, 0.02]), "param_norm": np.array([10.0, 10.0])}
+#: Recorded steps of a warmup from zero and a decay to zero, the third between two updates of `optax.MultiSteps`.
+STEPS = {"update_norm": np.array([0.0, 0.02, 0.0, 0.03, 0.01, 1e-6, np.nan]), "param_norm": np.full(7, 10.0)}
 
 
 def judged(mean: Callable[[np.ndarray], np.ndarray], spread: float = 0.05, steps: int = 200) -> NoFall | None:
@@ -27,7 +28,7 @@ def judged(mean: Callable[[np.ndarray], np.ndarray], spread: float = 0.05, steps
 def test_a_loss_that_stays_is_told_with_the_size_of_the_updates(level: Callable[[np.ndarray], np.ndarray]) -> None:
     found = judged(level)
     assert found is not None
-    assert (found.count, found.ratio) == (50, 0.002)
+    assert (found.count, found.ratio) == (50, pytest.approx(0.0015))
     assert found.last == pytest.approx(float(level(np.arange(150, 200)).mean()), abs=0.05)
 
 
@@ -39,6 +40,14 @@ def test_a_loss_that_stays_is_told_with_the_size_of_the_updates(level: Callable[
 )  # fmt: skip
 def test_a_loss_that_falls_is_not(level: Callable[[np.ndarray], np.ndarray]) -> None:
     assert judged(level) is None
+
+
+@pytest.mark.parametrize(("norms", "ratio"), [([0.0, 0.0], 0.0), ([np.nan], None), ([], None)])
+def test_updates_that_are_none_or_not_known_have_no_size(norms: list[float], ratio: float | None) -> None:
+    steps = {"update_norm": np.array(norms), "param_norm": np.ones(len(norms))}
+    found = no_fall(steps, {"step": np.arange(40), "loss": np.ones(40)})
+    assert found is not None
+    assert found.ratio == ratio
 
 
 def test_few_losses_and_those_that_are_not_finite_say_nothing() -> None:
