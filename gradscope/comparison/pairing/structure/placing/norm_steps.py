@@ -19,7 +19,6 @@ from gradscope.comparison.pairing.structure.placing.value_places import Place
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import Sources, sources_of
-from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
 #: The share of a step's value that rounding in float32 may leave of it beside a multiple of what it reads.
@@ -47,7 +46,12 @@ def with_norm_inputs(source: DumpSource, places: Mapping[str, Place], free: Coll
     """
     layers, sources = source.manifest.layers, sources_of(source.manifest.layers)
     found = dict(places)
-    scaled = {name for layer in layers if _scales(source, layer) for name in layer.inputs}
+    vectors = frozenset(
+        name for family, name in map(split_key, source.keys())
+        if family == PARAM and len(source.entry(key_of(PARAM, name)).shape) == 1
+    )  # fmt: skip
+    # A norm has vectors alone for parameters.
+    scaled = {name for layer in layers if layer.params and vectors.issuperset(layer.params) for name in layer.inputs}
     known = (name for name in places if name in scaled and key_of(ACTIVATION, name) in free)
     for name in islice(known, _MOST_VALUES):
         *steps, first = _back(source, sources, places, name)
@@ -60,13 +64,6 @@ def with_norm_inputs(source: DumpSource, places: Mapping[str, Place], free: Coll
             old = found.get(read, Place())
             found[read] = replace(old, read_with=old.read_with | within)
     return found
-
-
-def _scales(source: DumpSource, layer: Layer) -> bool:
-    """Returns whether a layer has vectors for parameters alone, as a norm has."""
-    keys = frozenset(source.keys())
-    params = [key_of(PARAM, each) for each in layer.params]
-    return bool(params) and all(each in keys and len(source.entry(each).shape) == 1 for each in params)
 
 
 def _back(source: DumpSource, sources: Sources, places: Mapping[str, Place], name: str) -> list[str]:
