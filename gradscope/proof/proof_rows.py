@@ -125,7 +125,7 @@ def rule_row(found: RuleOutcome, allowed: Sequence[str], narrow: NarrowType | No
 
 
 def nested_rows(found: RuleOutcome) -> Iterator[ProofRow]:
-    """Yields the rows of the wrong rules of functions that the function of a wrong rule calls.
+    """Yields the rows of the wrong rules of functions that the function of a wrong rule calls, the innermost first.
 
     Args:
         found: How the outer rule compares with its function.
@@ -133,9 +133,8 @@ def nested_rows(found: RuleOutcome) -> Iterator[ProofRow]:
     outer = found.rule.call.rule.function
     for each in found.inside:
         row = rule_row(each, (), None)
-        why = "; ".join(filter(None, [_INSIDE.format(outer), row.why]))
-        yield replace(row, why=why, allow=None)
         yield from nested_rows(each)
+        yield replace(row, why="; ".join(filter(None, [_INSIDE.format(outer), row.why])), allow=None)
 
 
 def _uses(rule: DistinctRule) -> str:

@@ -235,9 +235,10 @@ def _rows_at(
         rules, made, other_values = list[ProofRow](), dict[str, Collection[int]](), dict[str, None]()
         for each in checked:
             inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
-            rules.append(rule_row(each, options.allowed, inside))
-            if rules[-1].status == "wrong":
-                rules.extend(nested_rows(each))
+            row = rule_row(each, options.allowed, inside)
+            # The first wrong row is the one that the verdict names: what is inside may make the rest wrong.
+            rules += [*(nested_rows(each) if row.status == "wrong" else ()), row]
+            if row.status == "wrong":
                 function = each.rule.call.rule.function
                 made[function] = gradients_made_through(here, [function])
                 other_values |= {} if each.value is None else {function: None}

@@ -51,7 +51,7 @@ def proof(function: Callable[[Any], Any]) -> Proof:
 
 
 def test_a_wrong_rule_inside_is_named_beside_the_one_that_it_makes_wrong() -> None:
-    outer, inner = proof(_around(_sine(3.0), 1.0)).rules
+    inner, outer = proof(_around(_sine(3.0), 1.0)).rules
     assert outer.what.startswith("custom rule of outer")
     assert outer.why == "x: 3 times the derivative; its function calls inner, whose rule is wrong"
     assert inner.what.startswith("custom rule of inner")
@@ -77,7 +77,7 @@ def test_a_wrong_rule_is_found_inside_of_several_and_in_loops(looped: bool) -> N
     middle = _around(repeated if looped else inner, 1.0)
     rows = proof(_around(middle, 1.0)).rules
     assert [row.what.split(",")[0] for row in rows] == [
-        f"custom rule of {name}" for name in ("outer", "outer", "inner")
+        f"custom rule of {name}" for name in ("inner", "outer", "outer")
     ]
-    assert [str(row.why).split(";")[0] for row in rows[1:]] == ["inside outer", "inside outer"]
-    assert rows[2].factor == 3.0
+    assert [str(row.why).split(";")[0] for row in rows[:2]] == ["inside outer", "inside outer"]
+    assert rows[0].factor == 3.0
