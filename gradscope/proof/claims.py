@@ -189,12 +189,12 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
 
 
 def _jumps(usual: _Level, levels: Iterable[_Level]) -> bool:
-    """Returns whether a solution jumps, as of a bisection, so that all differences are zero, or others and unclear."""
+    """Returns whether a solution jumps, as of a bisection: differences are zero, and remain so or become unclear."""
     size = _size(usual.claim, usual.there)
     moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= TOO_COARSE * size]
     unclear = [each.there.rough or each.compared.status == "not checked" for each in moved]
-    zero = [usual.there.value == each.there.value == 0 for each in moved]
-    return bool(moved) and all(map(max, unclear, zero))
+    zero = [each.there.value == 0 for each in moved]
+    return bool(moved) and usual.there.value == 0 and all(map(max, unclear, zero))
 
 
 def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | None:
