@@ -22,7 +22,7 @@ from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
 from gradscope.proof.proof_rows import ProofRow, leaf_row, nested_rows, plain_row, rule_row, with_wrong_rules
-from gradscope.proof.rules.operands.kept_data import leaves_kept
+from gradscope.proof.rules.operands.kept_data import calls_keeping_data, leaves_kept
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls, gradients_made_through
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.rules.same_programs import program_key
@@ -195,9 +195,10 @@ def _rows_at(
     with user_code(f"loss of {model.name}"):
         with widening.context():
             here = _as_prepared(trace_loss(model.loss, *arguments), trace)
-            surrogate = surrogate_loss(here, leaves, options.allowed)
+            calls = calls_keeping_data(here)
+            surrogate = surrogate_loss(here, calls, leaves, options.allowed)
             excusing = surrogate is None
-            surrogate = surrogate_loss(here, leaves, ()) if excusing else surrogate
+            surrogate = surrogate_loss(here, calls, leaves, ()) if excusing else surrogate
         frames, made_through = list(here.root.walk()), gradients_made_through(here, options.allowed)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         epsilon, longer, hidden = coarsest_epsilon(frames, here.liveness), tightenings(frames), hide_solvers(frames)
@@ -218,7 +219,7 @@ def _rows_at(
         if narrow is not None and not Widening().counts_for(of_leaves.epsilon):
             notes, narrow = (_narrow_note(narrow),), None
         sources = _sources(trace)
-        kept = leaves_kept(here, custom_rule_calls(here))
+        kept = leaves_kept(here, calls)
         gradients = tuple(
             leaf_row(
                 [trace.arguments[each] for each in group],
@@ -231,7 +232,7 @@ def _rows_at(
             for group, outcome in outcomes
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
-        checked = rule_outcomes(here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
+        checked = rule_outcomes(here, calls, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
         rules, made, other_values = list[ProofRow](), dict[str, Collection[int]](), dict[str, None]()
         for each in checked:
             inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)

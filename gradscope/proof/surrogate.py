@@ -23,7 +23,7 @@ import jax
 from gradscope.naming import PARAM
 from gradscope.naming.wording import counted
 from gradscope.proof.rules.operands.kept_data import kept_operands
-from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
+from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
 from gradscope.proof.rules.stopped_operands import STOP, stopped_operands
 from gradscope.proof.solvers.evaluation import evaluated_inside, is_while
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from, reachability_of
@@ -62,18 +62,20 @@ class _Pair(NamedTuple):
     there: Any
 
 
-def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]) -> Surrogate | None:
+def surrogate_loss(
+    trace: Trace, calls: Sequence[CustomRuleCall], leaves: Sequence[Any], allowed: Collection[str]
+) -> Surrogate | None:
     """Returns the loss as a function of two points, with surrogates around the first.
 
     Args:
         trace: The traced loss.
+        calls: Its calls of functions with a rule, with the data that these keep constant.
         leaves: Flat arguments, for their types.
         allowed: The names of the functions whose rule is meant to be no derivative.
 
     Returns:
         A pure function; None where nothing has a surrogate, or an allowed rule is not linear in the cotangent.
     """
-    calls = list(custom_rule_calls(trace))
     kept = kept_operands(calls)
     differing = any(call.rule.function in allowed or stopped_operands(call.equation) for call in calls)
     if not (kept or differing or _has(trace, {STOP, *_DRAWS})):

@@ -17,10 +17,10 @@ from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.faults.returned_values import WrongValue
 from gradscope.proof.rules.faults.wrong_arguments import WrongArgument, name_of, wrong_arguments
 from gradscope.proof.rules.nested_rules import function_as_loss
-from gradscope.proof.rules.operands.kept_data import keeping_data
+from gradscope.proof.rules.operands.kept_data import calls_keeping_data
 from gradscope.proof.rules.operands.operands_nearby import OperandsNearby
 from gradscope.proof.rules.operands.rule_operands import CallsToCheck, RuleOperands
-from gradscope.proof.rules.rule_calls import custom_rule_calls
+from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.wide_programs import Widening
 from gradscope.tracing.tracer import Trace
 
@@ -52,6 +52,7 @@ class RuleOutcome:
 
 def rule_outcomes(
     trace: Trace,
+    calls: Sequence[CustomRuleCall],
     arguments: Sequence[Any],
     seed: int,
     *,
@@ -63,6 +64,7 @@ def rule_outcomes(
 
     Args:
         trace: The traced loss.
+        calls: Its calls of functions with a rule, with the data that these keep constant.
         arguments: Its flat arguments.
         seed: Seed of the random directions.
         widening: What makes a function that computes in a narrow type compute in float64.
@@ -71,7 +73,7 @@ def rule_outcomes(
             explains a gradient that is not smooth.
     """
     with widening.context():
-        rules = distinct_rules([*keeping_data(call for call in custom_rule_calls(trace) if call.variables)])
+        rules = distinct_rules([call for call in calls if call.variables])
     for rule in (each for each in rules if each.needs_mesh):
         yield RuleOutcome(rule=rule, outcome=_NOT_CHECKED)
     rules = [rule for rule in rules if not rule.needs_mesh]
@@ -82,7 +84,7 @@ def rule_outcomes(
 
     def observed(values: Sequence[Any]) -> Neighbourhood:
         with widening.context():
-            return observe_values(trace, values, (each for calls in calls_of for each in calls.variables()))
+            return observe_values(trace, values, (each for some in calls_of for each in some.variables()))
 
     neighbourhood, directions = observed(arguments), Directions(seed)
     # These directions are others, so that a rule is held to the same ones whatever else is checked.
@@ -104,15 +106,18 @@ def rule_outcomes(
     def wrong_inside(operands: RuleOperands) -> tuple[RuleOutcome, ...]:
         with widening.context():
             nested = function_as_loss(operands.call, operands.values, Directions(seed + 2))
-        again = () if nested is None else rule_outcomes(*nested, seed, widening=widening, tolerance=tolerance)
+            if nested is None:
+                return ()
+            inside = calls_keeping_data(nested.trace)
+        again = rule_outcomes(nested.trace, inside, nested.arguments, seed, widening=widening, tolerance=tolerance)
         return tuple(each for each in again if each.outcome.status == "wrong")
 
-    for rule, calls in zip(rules, calls_of, strict=True):
-        here = calls.operands(neighbourhood)
+    for rule, to_check in zip(rules, calls_of, strict=True):
+        here = to_check.operands(neighbourhood)
         found = list(map(compared, here))
         zero: Sequence[str] = ()
         if not any(each.outcome.status == "wrong" for each in found):
-            elsewhere, zero = nearby.of(calls, here)
+            elsewhere, zero = nearby.of(to_check, here)
             found += _wrong_nearby(compared, elsewhere)
         kept = tuple(name_of(trace, rule.call, rule.call.variables[at][0]) for at in sorted(rule.call.kept))
         yield replace(_worst(trace, rule, found, wrong_inside, kinks=kinks), zero=tuple(zero), kept=kept)

@@ -15,15 +15,19 @@ import numpy as np
 
 from gradscope.primitive_groups import COPIES
 from gradscope.proof.rules.distinct_rules import traced_rule
-from gradscope.proof.rules.rule_calls import CustomRuleCall
+from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.tracing.dataflow.reachability import Reach, reachability_from
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, frame_tree, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Trace
 
 
-def keeping_data(calls: Iterable[CustomRuleCall]) -> Iterator[CustomRuleCall]:
-    """Yields calls with the data that their rules keep constant."""
+def calls_keeping_data(trace: Trace) -> list[CustomRuleCall]:
+    """Returns the calls of functions with a custom rule, with the data that their rules keep constant."""
+    return list(_keeping_data(custom_rule_calls(trace)))
+
+
+def _keeping_data(calls: Iterable[CustomRuleCall]) -> Iterator[CustomRuleCall]:
     known: dict[object, frozenset[int]] = {}
     for call in calls:
         key = id(call.equation), tuple(call.variables), tuple(call.outputs)
@@ -36,7 +40,7 @@ def keeping_data(calls: Iterable[CustomRuleCall]) -> Iterator[CustomRuleCall]:
 def kept_operands(calls: Iterable[CustomRuleCall]) -> Mapping[int, frozenset[int]]:
     """Returns the positions of the operands that are kept constant wherever an equation is run, by its identity."""
     found: dict[int, frozenset[int]] = {}
-    for call in keeping_data(calls):
+    for call in calls:
         positions = frozenset(at for number in call.kept for at in call.variables[number])
         found[id(call.equation)] = found.get(id(call.equation), positions) & positions
     return {equation: positions for equation, positions in found.items() if positions}
@@ -47,10 +51,10 @@ def leaves_kept(trace: Trace, calls: Iterable[CustomRuleCall]) -> Mapping[int, s
 
     Args:
         trace: The traced loss.
-        calls: Calls of functions with a rule.
+        calls: Its calls of functions with a rule, with the data that these keep constant.
     """
     found: dict[int, str] = {}
-    for call in keeping_data(calls):
+    for call in calls:
         atoms = (call.equation.invars[at] for number in call.kept for at in call.variables[number])
         values = [value for atom in atoms if (value := resolve(call.frame, atom)) is not None]
         reached = enumerate(reachability_from(trace.root, values).arguments if values else ())

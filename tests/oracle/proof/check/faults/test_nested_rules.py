@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.timings import Timings
@@ -81,3 +82,41 @@ def test_a_wrong_rule_is_found_inside_of_several_and_in_loops(looped: bool) -> N
     ]
     assert [str(row.why).split(";")[0] for row in rows[:2]] == ["inside outer", "inside outer"]
     assert rows[0].factor == 3.0
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_wrong_rule_is_found_inside_of_one_that_runs_in_shards(typed: bool) -> None:
+    outer = _around(_sine(3.0), 1.0)
+
+    def loss(params: Any, x: Any) -> Any:
+        mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+        specs = (PartitionSpec(), PartitionSpec("data"))
+        run = lambda w, x: lax.pmean(jnp.mean(outer(w * x) ** 2), "data")  # noqa: E731
+        return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=typed)(params["w"], x)
+
+    rows = prove(Model.of_values("model", loss, _PARAMS, _X), Arguments.of(_PARAMS, _X), Timings()).rules
+    assert [(row.what.split(",")[0], row.status) for row in rows] == [
+        ("custom rule of inner", "wrong"), ("custom rule of outer", "wrong"),
+    ]  # fmt: skip
+
+
+def test_the_outputs_of_the_outer_function_may_have_several_types() -> None:
+    inner = _sine(3.0)
+
+    @jax.custom_vjp
+    def outer(x: Any) -> Any:
+        return inner(x), x.astype(jnp.float16)
+
+    def forward(x: Any) -> Any:
+        value, pull_back = jax.vjp(inner, x)
+        return (value, x.astype(jnp.float16)), pull_back
+
+    outer.defvjp(forward, lambda pull_back, both: (pull_back(both[0])[0] + both[1].astype(both[0].dtype),))
+
+    def first_and_second(x: Any) -> Any:
+        first, second = outer(x)
+        return first + second.astype(first.dtype)
+
+    assert [row.what.split(",")[0] for row in proof(first_and_second).rules] == [
+        "custom rule of inner", "custom rule of outer",
+    ]  # fmt: skip
