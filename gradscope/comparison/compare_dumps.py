@@ -20,7 +20,7 @@ from gradscope.comparison.diagnosis.growth import errors_of, growths, is_made_he
 from gradscope.comparison.diagnosis.likely.different_batches import different_batches
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
-from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
+from gradscope.comparison.diagnosis.likely.losses.loss_difference import loss_difference
 from gradscope.comparison.diagnosis.likely.other_forms import with_other_forms
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted

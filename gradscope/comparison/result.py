@@ -15,7 +15,7 @@ from typing import Final
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
-from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
+from gradscope.comparison.diagnosis.likely.losses.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.runs.run_differences import mode_difference
 from gradscope.comparison.diagnosis.same_sentence import nothing_sentence, same_sentence
 from gradscope.comparison.diagnosis.sentence import different_sentence, first_named

@@ -62,12 +62,6 @@ _ROUNDED: Final = 1e-6
 _DEEP: Final = 10
 _CREEPING: Final = 3.0
 
-#: How it begins that a gradient is of some slices of a stack.
-OF_SLICES: Final = "is of the slices "
-
-#: What a gradient does that one program alone has for some rows of a table.
-OF_ROWS: Final = "differs in the rows "
-
 #: What a layer uses otherwise whose kernel may have another layout by mistake.
 OF_KERNEL: Final = "its kernel"
 
@@ -188,8 +182,8 @@ def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
         ]
         if names:
             clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")
-    in_part = [row for row in rows if row.family == PARAM_GRAD and row.likely.startswith((OF_SLICES, OF_ROWS))]
-    return [*clauses, *(f"the gradient of {quoted(row.name)} {row.likely}" for row in in_part[:1])]
+    of_others = [row for row in rows if row.family == PARAM_GRAD and row.explained and row.likely]
+    return [*clauses, *(f"the gradient of {quoted(row.name)} {row.likely}" for row in of_others[:1])]
 
 
 def _creeping(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import incomparable, kept_alone, quoted, reordered, some_of
 from gradscope.comparison.diagnosis.divergence import BACKWARD
-from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
+from gradscope.comparison.diagnosis.likely.losses.loss_difference import LossDifference
 from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float

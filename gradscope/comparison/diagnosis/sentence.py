@@ -25,7 +25,7 @@ from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
-from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
+from gradscope.comparison.diagnosis.likely.losses.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.same_sentence import agreement, of_products
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float

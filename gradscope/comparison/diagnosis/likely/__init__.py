@@ -9,5 +9,6 @@
 - `dropouts`: a dropout that one value is behind and the other is not.
 - `running_statistics`: running statistics that move by another share, and variances that are divided by other numbers.
 - `different_batches`: batches of different sizes, with some examples in common, or with rows in several orders.
-- `loss_difference`: losses that differ, and whether that is their reduction: all gradients are the same multiple.
+- `gradients`: gradients of parameters that are used in other places, or in parts.
+- `losses`: losses that differ, and values of one program alone from which only they are computed.
 """

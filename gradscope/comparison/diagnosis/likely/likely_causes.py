@@ -3,8 +3,9 @@
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the
 first axis (the layers of a scan), a factor (a mean for a sum, a sign), running statistics that are divided by another
 number or move by another share (`running_statistics`), a layer that computes in fewer digits
-(`layers/computed_dtypes`), a few elements at which rounding decides (`judging/rounding/kinks`), and a gradient that is
-missing among those which another one is the sum of (`sum_differences`).
+(`layers/computed_dtypes`), a few elements at which rounding decides (`judging/rounding/kinks`), a gradient that is
+missing among those which another one is the sum of (`sum_differences`), and uses of a parameter that contribute to the
+gradient of another one, or to none (`gradients`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.comparison.diagnosis.clauses import MOST_NAMES, OF_ROWS, OF_SLICES
 from gradscope.comparison.diagnosis.growth import makes_error
+from gradscope.comparison.diagnosis.likely.gradients.shared_gradients import SharedGradients
+from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import other_rows, other_slices
+from gradscope.comparison.diagnosis.likely.gradients.use_terms import UseTerms
 from gradscope.comparison.diagnosis.likely.layers.added_constants import AddedConstants
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
@@ -30,10 +33,8 @@ from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.precision import dtype_class
-from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, PARAM_GRAD, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM_GRAD
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
@@ -73,6 +74,7 @@ def with_likely_causes(
     constants = AddedConstants(dumps, matches, rows).explained()
     rows = {**rows, **constants}
     stored, dtypes = StoredValues(dumps), ComputedDtypes(dumps)
+    shared, uses = SharedGradients(dumps, matches), UseTerms(dumps)
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
@@ -86,9 +88,13 @@ def with_likely_causes(
             likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
         if row.family == ACTIVATION:
             likely = dtypes.words(match, row)
+        if row.family == PARAM_GRAD:
+            of_terms[match.ref] = other_slices(dumps, match) or other_rows(dumps, match, row)
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics) or row.likely
         if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
             of_terms[match.ref] = gradient_in_words(dumps, match, same)
+        if row.family == PARAM_GRAD and not of_terms[match.ref] and not found[match.ref]:
+            of_terms[match.ref] = shared.words(match, row) or uses.words(match, row)
     found |= dtypes.first_of_others(matches, rows)
     return (
         constants
@@ -127,8 +133,6 @@ def _diagnosis(
         return found
     if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
         return found
-    if row.family == PARAM_GRAD and (found := _other_slices(dumps, match) or _other_rows(dumps, match, row)):
-        return found
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
@@ -163,64 +167,6 @@ def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
     if as_float(row.metrics["rel_l2"]) ** 2 - share.made**2 > row.tolerance**2:
         return ""
     return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
-
-
-def _other_slices(dumps: Dumps, match: Match) -> str:
-    """Returns of which slices of a stack that loops read the gradient is, where those are others; "" where not."""
-    if (arrays := _stacked(dumps, match)) is None:
-        return ""
-    read, its = (np.flatnonzero(each.any(1)).tolist() for each in arrays)
-    counts = _iterations(dumps.ref, match.ref), _iterations(dumps.cand, match.cand)
-    if read == its or (len(read), len(its)) != counts or min(counts) < 2:
-        return ""
-    return f"{OF_SLICES}{its} alone, and the reference's of {read}"
-
-
-def _other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
-    """Returns for which rows of a table one program alone has a gradient, where all others agree; "" for none."""
-    if (arrays := _stacked(dumps, match)) is None or row.tolerance is None:
-        return ""
-    ref, cand = (each.astype(np.result_type(each, np.float64)) for each in arrays)
-    of_one = ref.any(1) != cand.any(1)
-    rows, error = np.flatnonzero(of_one).tolist(), float(np.linalg.norm((cand - ref)[~of_one]))
-    if not rows or of_one[ref.any(1) | cand.any(1)].all():  # a table that one program does not learn at all
-        return ""
-    if not error <= row.tolerance * float(np.linalg.norm(ref[~of_one])):  # nor where one is no number
-        return ""
-    has_more = cand[of_one].any(1)
-    if has_more.any() != has_more.all():
-        return ""
-    which = [*map(str, rows[:MOST_NAMES]), *(["..."] if len(rows) > MOST_NAMES else [])]
-    whose = "the reference has none" if has_more.all() else "it has none"
-    looked_up = any(_is_looked_up(*each) for each in ((dumps.ref, match.ref), (dumps.cand, match.cand)))
-    reason = " (as of PyTorch's `padding_idx`)" if looked_up else ""
-    return f"{OF_ROWS}[{', '.join(which)}] alone, for which {whose}{reason}"
-
-
-def _is_looked_up(source: DumpSource, gradient: str) -> bool:
-    """Returns whether a layer that uses a parameter reads whole numbers, as that does which looks up its rows."""
-    name = split_key(gradient)[1]
-    read = {key for layer in source.manifest.layers if name in layer.params for key in layer.inputs}
-    entries = (each for each in source.manifest.entries if each.family in (ACTIVATION, INPUT) and each.name in read)
-    return any(dtype_class(each.dtype) == "integer" for each in entries)
-
-
-def _stacked(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
-    """Returns both tensors of a pair in one layout, each as a row for each slice along its first axis, or None."""
-    sides = ((dumps.ref, (match.ref,)), (dumps.cand, match.recipe.keys))
-    if len(match.recipe.keys) > 1 or not all(source.has_tensor(key) for source, keys in sides for key in keys):
-        return None
-    ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
-    if ref.nbytes > _READ_AGAIN_BYTES or ref.ndim < 2 or ref.shape != cand.shape:
-        return None
-    return ref.reshape(len(ref), -1), cand.reshape(len(cand), -1)
-
-
-def _iterations(source: DumpSource, gradient: str) -> int:
-    """Returns in how many iterations of a loop a program uses a parameter."""
-    name = split_key(gradient)[1]
-    paths = (layer.path for layer in source.manifest.layers if name in layer.params)
-    return len({path.partition("]")[0] for path in paths if "[" in path})
 
 
 def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:

@@ -82,3 +82,42 @@ def test_the_first_layer_that_computes_in_another_type_inside_is_told_where_most
     assert other.verdict == "same"
     assert "; `dense0` is computed in float32, and the reference's in bfloat16 inside its layer" in other.sentence
     assert "computed in" not in gs.compare(_mixed("bfloat16"), _mixed("bfloat16")).sentence
+
+
+@cache
+def _attention(dtype: str | None = None, scale: float = 1.0) -> Dump:
+    """An attention of which the scores may be computed in a narrow type, between layers that are not."""
+
+    def loss(kernels: Any, read: Any) -> Any:
+        with jax.named_scope("attention"):
+            parts = []
+            for name in ("query", "key", "value"):
+                with jax.named_scope(name):
+                    parts.append(read @ kernels[name])
+            query, key, value = parts
+            factors = (query, key.T) if dtype is None else (query.astype(dtype), key.T.astype(dtype))
+            weights = jax.nn.softmax(jnp.matmul(*factors).astype(jnp.float32) * scale, axis=-1)
+            made = weights @ value
+            with jax.named_scope("output"):
+                made = made @ kernels["output"]
+        return jnp.square(jnp.tanh(made)).mean()
+
+    rng = np.random.default_rng(0)
+    kernels = {name: rng.normal(size=(16, 16)).astype(np.float32) / 4 for name in ("query", "key", "value", "output")}
+    return gs.capture(loss, kernels, rng.normal(size=(12, 16)).astype(np.float32))
+
+
+def test_a_step_between_layers_that_is_computed_in_fewer_digits_is_told_of_the_program_that_does_so() -> None:
+    told = "a step of `attention` that neither program has an entry for, which is computed in bfloat16 in the {}"
+    wide, narrow = _attention(), _attention("bfloat16")
+    for one, other, whose in ((wide, narrow, "candidate"), (narrow, wide, "reference")):
+        found = gs.compare(one, other)
+        assert "Forward first differs at `attention/output`" in found.sentence
+        assert told.format(whose) in found.sentence, found.sentence
+
+
+def test_such_a_step_is_not_told_where_both_compute_so_or_it_explains_too_little() -> None:
+    for one in (_attention("bfloat16"), _attention()):
+        found = gs.compare(one, _attention("bfloat16", 1.5))
+        assert found.verdict == "different"
+        assert "computed in" not in found.sentence

@@ -19,7 +19,7 @@ from gradscope.naming import ACTIVATION, split_key
 
 #: How many machine epsilons the rounding of what a layer reads, of its weights and of its result make at most: more has
 #: another cause, too.
-_MOST: Final = 4.0
+MOST_ROUNDED: Final = 4.0
 
 
 class ComputedDtypes:
@@ -43,7 +43,7 @@ class ComputedDtypes:
         if narrow is None or not row.made_here:
             return ""
         ref = self._narrowest(self._dumps.ref, match.ref)
-        is_rounding = as_float(row.metrics.get("rel_l2", 0.0)) <= _MOST * machine_epsilon(narrow)
+        is_rounding = as_float(row.metrics.get("rel_l2", 0.0)) <= MOST_ROUNDED * machine_epsilon(narrow)
         if narrow == ref or not is_rounding:
             return ""
         own = ref or self._dumps.ref.entry(match.ref).dtype

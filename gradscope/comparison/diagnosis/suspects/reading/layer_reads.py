@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
+from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import MOST_ROUNDED
 from gradscope.comparison.diagnosis.likely.layers.functions.divided_rows import divided_rows
 from gradscope.comparison.diagnosis.likely.layers.functions.function_differences import possible_functions
 from gradscope.comparison.diagnosis.likely.layers.functions.possible_functions import Both, PossibleFunctions
@@ -26,6 +28,7 @@ from gradscope.comparison.diagnosis.suspects.reading.shown_reads import ShownRea
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.layout.layouts import plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.precision import coarser, machine_epsilon
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, key_of, printable, split_key
@@ -222,6 +225,27 @@ class LayerReads:
             return ""
         return self._in_a_step(self._layer) if multiplies_another(single, value, arriving, known, gradients) else ""
 
+    def digits(self, other: LayerReads) -> str:
+        """Returns in words which program computes in fewer digits before the layer; "" where that does not explain it.
+
+        Args:
+            other: What the layer of the other program reads.
+        """
+        pair = self._pairs.pair(self._key)
+        ref, cand = (each.narrowest for each in ((self, other) if self._of_ref else (other, self)))
+        if pair is None or ref == cand:
+            return ""
+        narrow = coarser(ref or "float32", cand or "float32")
+        if _error(pair) > MOST_ROUNDED * machine_epsilon(narrow):
+            return ""
+        return f"which is computed in {narrow} in the {'reference' if narrow == ref else 'candidate'}"
+
+    @property
+    def narrowest(self) -> str | None:
+        """The dtype of the fewest digits in the layer around this one and what it reads; None where these are usual."""
+        around = "" if self._layer is None else _around(self._layers, self._layer, self.read)
+        return next((each.narrowest for each in self._layers if each.path == around), None)
+
     def _is_in_one_order(self, layer: Layer) -> bool:
         """Returns whether queries, keys and values that are packed otherwise are so in all tensors of a layer."""
         keys = {self._key, *(key_of(PARAM, name) for name in layer.params)}
@@ -253,7 +277,12 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
 
 
 def _agree(pair: Recovered) -> bool:
-    return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
+    return _error(pair) <= _AGREE
+
+
+def _error(pair: Recovered) -> float:
+    difference, own = (float(np.linalg.norm(each)) for each in (pair.other - pair.own, pair.own))
+    return difference / own if own else math.inf if difference else 0.0
 
 
 def _is_multiple(pair: Recovered) -> bool:

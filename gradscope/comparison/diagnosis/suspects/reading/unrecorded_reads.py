@@ -41,8 +41,10 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     found = own.joined() or its.joined()
     found = found or own.recovered() or its.recovered() or own.stated(its)
     found = found or own.shown() or its.shown()
-    odd = odd_parts(dumps, pairing, own.read) if not found or found.endswith(NO_ENTRY) else ""
-    return ", ".join(filter(None, (found, f"or in {odd}" if odd else "")))
+    in_a_step = found.endswith(NO_ENTRY)
+    odd = odd_parts(dumps, pairing, own.read) if not found or in_a_step else ""
+    digits = (own.digits(its) or its.digits(own)) if in_a_step else ""
+    return ", ".join(filter(None, (found, digits, f"or in {odd}" if odd else "")))
 
 
 def functions_read(dumps: Dumps, pairing: Pairing, key: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.divergence import first_divergence
-from gradscope.comparison.diagnosis.likely.before_loss import alone_before_loss
+from gradscope.comparison.diagnosis.likely.losses.before_loss import alone_before_loss
 from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.compare_options import LOSS, CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree

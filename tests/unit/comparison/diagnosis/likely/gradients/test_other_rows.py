@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.comparison.compare_dumps import judged, paired
-from gradscope.comparison.diagnosis.likely.likely_causes import _other_rows
+from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import other_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.limits.noise import DefaultLimits
 from gradscope.comparison.pairing.matching import Dumps
@@ -45,5 +45,5 @@ def test_rows_are_told_for_which_one_program_alone_has_a_gradient(ref: Any, cand
     pairing = paired(dumps, CompareOptions())
     rows = judged(dumps, pairing.matched, CompareOptions(), DefaultLimits.of_whole(dumps, None))
     match = next(each for each in pairing.matched if each.ref == "param_grad/t")
-    assert _other_rows(dumps, match, rows[match.ref]).startswith(words)
-    assert bool(_other_rows(dumps, match, rows[match.ref])) is bool(words)
+    assert other_rows(dumps, match, rows[match.ref]).startswith(words)
+    assert bool(other_rows(dumps, match, rows[match.ref])) is bool(words)
