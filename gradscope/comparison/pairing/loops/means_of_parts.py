@@ -16,7 +16,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import Shape
-from gradscope.comparison.layout.recipe_steps import Concatenate, Mean, Reshape, Split, Stack, Sum
+from gradscope.comparison.layout.recipe_steps import Concatenate, Mean, Reshape, Split, Stack, Sum, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.batch_parts import BatchParts, PartsRule, batch_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, names_of_operations
@@ -40,7 +40,7 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
         dumps: The dumps.
         pairing: Their pairing, in which other values of the batch are paired with those of its parts.
     """
-    if not any(each.matched_by == "iterations" for each in pairing.matched):
+    if not any(_is_of_parts(dumps, each) for each in pairing.matched):
         return pairing
     means = _Means(sizes=dict(_unequal_sizes(dumps, pairing.matched)))
     stated = [each for each in pairing.matched if each.matched_by in ("map", "shards")]
@@ -60,6 +60,20 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
     free = frozenset(used.only_ref), frozenset(used.only_cand)
     others = [each for each in pairing.matched if each.ref in free[0] and free[1].issuperset(each.recipe.keys)]
     return Pairing.of(dumps, [*others, *of_ref], [*pairing.inverse, *of_cand])
+
+
+def _is_of_parts(dumps: Dumps, match: Match) -> bool:
+    """Returns whether a value is paired with several of the other program, with a part of one, or with stacked parts.
+
+    Other reshapes, as of heads that one program has side by side, say nothing of a batch.
+    """
+    if match.matched_by != "iterations":
+        return False
+    if len(match.recipe.keys) > 1 or any(isinstance(step, Split | Unstack) for step in match.recipe.steps):
+        return True
+    shapes = dumps.ref.entry(match.ref).shape, dumps.cand.entry(match.cand).shape
+    whole, stacked = sorted(shapes, key=len)
+    return (math.prod(stacked[:2]), *stacked[2:]) == whole != stacked
 
 
 def _without_operations(source: DumpSource) -> tuple[str, ...]:

@@ -61,14 +61,17 @@ def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Ar
             return ""
         words = _of_groups(one[0], other[0])
         return words or _of_factors(one[1], other[1], float(np.linalg.norm(cand - ref)))
-    what = "the mean and the variance of what it reads"
     if any(own.shape != its.shape for own, its in reads):  # the layer of the other program reads something else
         one = other = None
     if one is not None and (others := one[0].other_numbers([pair[1] for pair in reads], cand)):
-        return f"normalises by {others}, and the reference by {what}"
+        return f"normalises by {others}, and the reference by {_numbers(one[0])}"
     if other is not None and (others := other[0].other_numbers([pair[0] for pair in reads], ref)):
-        return f"normalises by {what}, and the reference by {others}"
+        return f"normalises by {_numbers(other[0])}, and the reference by {others}"
     return ""
+
+
+def _numbers(norm: _Norm) -> str:
+    return f"the {'mean and the variance' if norm.centred else 'mean square'} of what it reads"
 
 
 def is_norm(reads: Sequence[Array], value: Array) -> bool:

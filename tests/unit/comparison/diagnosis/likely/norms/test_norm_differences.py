@@ -73,6 +73,8 @@ def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], co
         _words(x, given, ref)
         == f"normalises by the mean and the variance of what it reads, and the reference by {others}"
     )
+    uncentred = _norm(x, axes, mean=0), _norm(x, axes, mean=0, var=1.7)
+    assert _words(x, *uncentred) == f"normalises by {others}, and the reference by the mean square of what it reads"
 
 
 def test_norms_over_other_groups_of_values_are_told() -> None:

@@ -20,6 +20,8 @@ WEIGHTS = [
     for n in BLOCKS
 ]  # fmt: skip
 
+SIZES = {"norm": (8,), "query": (8, 8), "next": (8,), "down": (8, 8)}
+
 
 @cache
 def _blocks(other: str = "", *, port: bool = False, equal: bool = False) -> gs.Dump:
@@ -70,3 +72,44 @@ def test_the_parameters_of_another_layer_are_told(other: str, at: str, used: str
 def test_parameters_of_one_value_are_not_told_apart() -> None:
     found = gs.compare(_blocks(equal=True), _blocks("down", port=True, equal=True))
     assert "in place of" not in found.sentence, found.sentence
+
+
+@cache
+def _decoder(*, port: bool = False, again: bool = False) -> gs.Dump:
+    """Two blocks with two norms each, the first of which a faulty port calls twice; it has no scope for its table."""
+    weights: dict[str, Any] = {
+        str(n): {name: drawn(60 + 4 * n + i, *size) / 3 for i, (name, size) in enumerate(SIZES.items())} for n in (0, 1)
+    }
+    weights["table"] = drawn(50, 20, 8)
+    if port:
+        for n in "01":
+            weights[n]["query"] = weights[n]["query"].reshape(8, 2, 4)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("" if port else "embed"):
+            x = weights["table"][batch["x"]]
+        for n in "01":
+            own = weights[n]
+            with jax.named_scope(n):
+                with jax.named_scope("norm"):
+                    y = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * own["norm"]
+                with jax.named_scope("query"):
+                    y = jnp.einsum("btd,dnh->btnh", y, own["query"]) if port else y @ own["query"]
+                x = x + jnp.tanh(y).reshape(x.shape)
+                name = "norm" if again else "next"
+                with jax.named_scope(name):
+                    y = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * own[name]
+                with jax.named_scope("down"):
+                    x = x + jnp.tanh(y @ own["down"])
+        return jnp.square(x).mean()
+
+    tokens = jnp.arange(12).reshape(2, 6) % 7
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, weights, {"x": tokens})
+
+
+def test_a_layer_that_is_called_in_place_of_another_is_no_part_of_a_batch() -> None:
+    assert gs.compare(_decoder(), _decoder(port=True)).verdict == "same"
+    found = gs.compare(_decoder(), _decoder(port=True, again=True))
+    assert "Forward first differs at `0/next`" in found.sentence, found.sentence
+    assert "it uses `0/norm` in place of `0/next`" in found.sentence
