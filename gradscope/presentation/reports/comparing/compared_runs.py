@@ -12,10 +12,12 @@ from gradscope.dump.record import Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Suite
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.comparing.run_notes import provenance_notes, verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import step_cases
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
@@ -69,6 +71,13 @@ class RunDivergenceReport:
     def annotations(self) -> list[Annotation]:
         """Returns the verdict; a comparison knows names and no source lines."""
         return [verdict_annotation(self.divergence.verdict, self.divergence.sentence)]
+
+    def suites(self) -> list[Suite]:
+        """Returns the tensors at the first step that differs, or at the last one, as a suite of tests."""
+        found = self.divergence
+        step = found.first_step if found.first_step is not None else next(iter(found.steps[-1:]), None)
+        name = "runs" if step is None else f"step {step}"
+        return [Suite(name=name, sentence=found.sentence, verdict=found.verdict, cases=step_cases(found.rows))]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the tensors at the first step that differs, or at the last one."""
