@@ -311,17 +311,29 @@ def loss(params, batch):
 """
 
 
+@pytest.mark.usefixtures("usual_promotion")
 def test_units_that_a_large_update_killed_have_the_rate_once_and_later_ones_follow_from_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(DEEP, encoding="utf-8")
     options = ("--steps", 31, "--every", 3, "--on-alarm", "note", "-o", "run", "--force")
     lines = gradscope("train", "net.py", *options, "--optimizer", "adam(0.17)", folder=tmp_path).lines
     dying = [each for each in lines if each.startswith("step ")]
-    assert len(dying) > 1, lines
+    assert len(dying) > 1
     assert all(": dying: " in each for each in dying)
     assert re.search(r"; the update of step 0 is \d\d% of the parameters, as by a learning rate, 0.17, that", dying[0])
     assert all(each.endswith("; it follows from the update of step 0, too") for each in dying[1:])
     lines = gradscope("train", "net.py", *options, "--optimizer", "adam(0.003)", folder=tmp_path).lines
     assert not [each for each in lines if each.startswith("step ")]
+
+
+def test_units_that_die_when_the_loss_has_diverged_say_so(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEEP, encoding="utf-8")
+    options = ("--steps", 31, "--every", 3, "--on-alarm", "note", "-o", "run", "--optimizer", "sgd(10)")
+    lines = gradscope("train", "net.py", *options, folder=tmp_path).lines
+    (dying,) = [each for each in lines if ": dying: " in each]
+    (*_, stuck) = [each for each in lines if ": stuck: " in each]
+    assert ": diverging: " in lines[0]
+    assert dying.endswith("; it follows from the loss that diverged at step 8")
+    assert stuck.endswith("; it follows from the loss that diverged at step 8")
 
 
 FITTED = """
