@@ -27,6 +27,8 @@ _LABELS: Final = {
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
     "branch: they learn once that one has moved",
+    "clip": "That every recorded step of a run clips its gradients, and leaves at most a thousandth of their norm, as "
+    "a clip at 1e-6 does: it sets the size of every step. Compare grad_norm with grad_norm_clipped (gradscope export)",
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
     "dropped": "The random masks inside the model, as of a dropout, that make more than 0.8 of the elements zero, by "
     "more than chance: a rate that is too high, or the share to keep taken for the share to drop",
