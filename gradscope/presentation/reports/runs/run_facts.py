@@ -82,8 +82,8 @@ def clip_notes(steps: Mapping[str, np.ndarray]) -> list[Note]:
         return []
     text = (
         f"at every recorded step, what clips or multiplies the gradients leaves {float(np.median(shares)):.2g} of "
-        "their norm (the median): an optimizer that does not divide by their size hardly moves, and a clip makes all steps "
-        "about equally large; where that is not meant, clip less"
+        "their norm (the median): an optimizer that does not divide by their size hardly moves, and a clip makes all "
+        "steps about equally large; where that is not meant, clip less"
     )
     return [Note(label="clip", text=text)]
 
