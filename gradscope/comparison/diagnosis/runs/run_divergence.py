@@ -15,6 +15,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
+from gradscope.comparison.diagnosis.runs.packed_parameters import Packed, packed_parameters
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (
@@ -69,6 +70,7 @@ class RunDivergence:
         cand_only: How many steps only the candidate recorded.
         rounded: The parameters whose gradients differ because they are zero but for rounding, up to the step of `rows`:
             that is no difference.
+        packed: The parameters of one run that hold several of the other one, by their statistics.
         provenance_differences: `field`, `ref` and `cand` of each difference between how the runs were made.
 
     Example:
@@ -85,6 +87,7 @@ class RunDivergence:
     ref_only: int = 0
     cand_only: int = 0
     rounded: tuple[str, ...] = ()
+    packed: tuple[Packed, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = field(default=())
 
     def __bool__(self) -> bool:
@@ -132,6 +135,7 @@ class RunDivergence:
             "ref_only_steps": self.ref_only,
             "cand_only_steps": self.cand_only,
             "rounded": list(self.rounded) or None,
+            "packed": [each.to_json() for each in self.packed] or None,
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
         }  # fmt: skip
@@ -167,6 +171,7 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
     return RunDivergence(
         steps=tuple(common.tolist()), largest=tuple(largest), first_step=shown[0], rows=shown[1],
         ref_only=len(ours["step"]) - len(common), cand_only=len(theirs["step"]) - len(common), rounded=tuple(rounded),
+        packed=packed_parameters(ref, cand, judge.tensors, common[:1].tolist()),
         provenance_differences=provenance_differences(_facts(ref), _facts(cand)),
     )  # fmt: skip
 
@@ -183,7 +188,7 @@ class _Judge:
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
         self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._names = {each.tensor.key: cand.tensors[each.cand].name for each in chosen if each.cand is not None}
-        self._tensors = in_order_of_step(chosen)
+        self.tensors = in_order_of_step(chosen)
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))
@@ -191,7 +196,7 @@ class _Judge:
         self._rounding = RunRounding(ref, tensors, products=tolerances.products)
         self._of_numbers = {name: tolerances.of_number(name) for name in self._step_numbers}
         self._at_first, self._tolerances = (
-            {each.tensor.key: tolerances.of(each, first=first) for each in self._tensors} for first in (True, False)
+            {each.tensor.key: tolerances.of(each, first=first) for each in self.tensors} for first in (True, False)
         )
         self._first: int | None = None
 
@@ -210,7 +215,7 @@ class _Judge:
         sides = [
             (each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
              {} if each.cand is None else theirs.get(each.cand, {}))
-            for each in self._tensors
+            for each in self.tensors
         ]  # fmt: skip
         pairs = [(tensor, one, other) for tensor, one, other in sides if one and other and self._unpaired]
         compared = {(tensor.family, _values(side)) for tensor, *both in pairs for side in both}

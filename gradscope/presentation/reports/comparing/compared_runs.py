@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.diagnosis.runs.packed_parameters import allow_missing
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
 from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.dump.record import Json
@@ -61,6 +62,7 @@ class RunDivergenceReport:
         judged = Notes(
             notes=(
                 Note(label=found.verdict, text=found.sentence, style=VERDICT_STYLES[found.verdict]),
+                *self._packed(),
                 *provenance_notes(found.provenance_differences, screen, verbose=self.verbose),
             )
         )
@@ -102,6 +104,20 @@ class RunDivergenceReport:
         title = f"At step {self.divergence.first_step}, in the order of the step"
         return Table(title=title, columns=_STAGES, lines=lines, in_order=False).without_empty_columns()
 
+    def _packed(self) -> tuple[Note, ...]:
+        found = self.divergence.packed
+        if not found:
+            return ()
+        first, sides = found[0], ("reference", "candidate") if found[0].in_ref else ("candidate", "reference")
+        parts = " and ".join(", ".join(map(_quoted, each)) for each in (first.parts[:-1], first.parts[-1:]))
+        more = f", and so do {len(found) - 1:,} more" if len(found) > 1 else ""
+        missing = any(row.differs and row.bound is None for row in self.divergence.rows)
+        how = f"; --allow-missing '{allow_missing(found)}' compares all else" if missing else ""
+        text = (
+            f"{_quoted(first.whole)} of the {sides[0]} holds {parts} of the {sides[1]}, by their statistics{more}{how}"
+        )
+        return (Note(label="packed", text=text),)
+
     def tensors(self) -> Table:
         """Returns the table of every tensor at the first step that differs, or at the last one."""
         rows = self.divergence.rows
@@ -122,6 +138,10 @@ class RunDivergenceReport:
             line = sparkline(found.largest, _WIDTH, unicode=screen.unicode)
             notes.append(Note(label="difference", text=f"{line}  largest rel_l2 of each step, at least"))
         return notes
+
+
+def _quoted(name: str) -> str:
+    return f"`{printable(name)}`"
 
 
 def _name(row: RunRow) -> str:
