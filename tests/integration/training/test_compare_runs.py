@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
-from gradscope.comparison.diagnosis.runs.packed_parameters import Packed, allow_missing
+from gradscope.comparison.diagnosis.runs.packed_in_runs import Packed, allow_missing
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -451,9 +451,8 @@ def described(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_parameters_that_hold_several_of_the_other_run_are_named(*, packed: bool, tmp_path: Path) -> None:
-    parts = {
-        f"block/attn/{name}/kernel": each for name, each in zip("qkv", np.random.default_rng(0).normal(size=(3, 8, 8)))
-    }
+    values = np.random.default_rng(0).normal(size=(3, 8, 8))
+    parts = {f"block/attn/{name}/kernel": each for name, each in zip("qkv", values, strict=True)}
     others = {"head": np.random.default_rng(1).normal(size=(8, 3)), "block/mlp/kernel": np.eye(8) * 3}
     whole = np.concatenate([*parts.values()], axis=1)
     whole = whole if packed else whole + np.random.default_rng(2).normal(size=whole.shape)

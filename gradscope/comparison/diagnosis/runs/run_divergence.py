@@ -15,7 +15,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
-from gradscope.comparison.diagnosis.runs.packed_parameters import Packed, packed_parameters
+from gradscope.comparison.diagnosis.runs.packed_in_runs import Packed, packed_parameters
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.runs.packed_parameters import allow_missing
+from gradscope.comparison.diagnosis.runs.packed_in_runs import allow_missing
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
 from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.dump.record import Json
