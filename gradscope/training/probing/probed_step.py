@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 
 from gradscope import naming
+from gradscope.capturing.in_steps.compiling_note import CompilingNote
 from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.frameworks.detect import leaf_without_values
@@ -54,6 +56,7 @@ class ProbedStep:
         self._options = options
         self._spec = spec
         self._loss_at: int | None = None
+        self._called: set[str] = set()
         self.layout: Layout | None = None
         shardings = options.get("out_shardings")
         of_observed: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None)}
@@ -73,14 +76,23 @@ class ProbedStep:
     def taken(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Returns what the step returns, and its loss where that is among it; None where it is not."""
         self._require_arrays(args, kwargs)
-        out = self._plain_program(*args, **kwargs)
+        with self._first_call("plain", f"compiling {self._name} as it is"):
+            out = self._plain_program(*args, **kwargs)
         at = self._loss_at
         return out, None if at is None else jax.tree_util.tree_leaves(out)[at]
 
     def observed(self, *args: Any, **kwargs: Any) -> tuple[Any, Collected]:
         """Returns what the step returns, and what was observed in it."""
         self._require_arrays(args, kwargs)
-        return self._observed_program(*args, **kwargs)
+        with self._first_call("observed", f"compiling {self._name} with what is observed in it"):
+            return self._observed_program(*args, **kwargs)
+
+    def _first_call(self, program: str, text: str) -> AbstractContextManager[object]:
+        """Returns a context that says on a terminal what the first call of a program is doing."""
+        if program in self._called:
+            return nullcontext()
+        self._called.add(program)
+        return CompilingNote(f"{text} ...")
 
     def _require_arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Requires that modules of Equinox among the step's arguments have no leaves that are no arrays.
