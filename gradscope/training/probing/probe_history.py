@@ -129,8 +129,10 @@ class ProbeHistory:
         )  # fmt: skip
         if collected.changes:
             self.writer.write(self._missing.after(collected.changes))
-        if collected.applied:
-            self.writer.write(self._misapplied.after(collected.applied))
+        # What no gradient reaches is moved by the loop alone, as a target network towards the one that is trained.
+        applied = {name: each for name, each in collected.applied.items() if name not in self.unreached}
+        if applied:
+            self.writer.write(self._misapplied.after(applied))
         return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:
