@@ -37,7 +37,8 @@ def loss(params: Any, batch: Any) -> Any:
 def faults(
     folder: Path, *, change: Callable[[Any, Any], Any] | None = None, record: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = TX, params: Any = PARAMS, other: Callable[[Any], Any] | None = None,
-    returned: Callable[[Any, Any], Any] = _State, steps: int = 8, last: float = 1.0, of: Callable[[Any, Any], Any] = loss,
+    returned: Callable[[Any, Any], Any] = _State, steps: int = 8, last: float = 1.0,
+    of: Callable[[Any, Any], Any] = loss,
 ) -> list[str]:  # fmt: skip
     """What a run of a loop says of its updates.
 
