@@ -466,3 +466,29 @@ def test_parameters_that_hold_several_of_the_other_run_are_named(*, packed: bool
     if packed:
         assert compared(ref, cand, allow_missing=(allow_missing(found.packed),)).verdict == "same"
         assert f"--allow-missing '{allow_missing(found.packed)}' compares all else" in output
+
+
+def in_order(folder: Path, *layers: str, changed: str = "") -> Path:
+    """Returns a run of one step whose activations are in some order, one of which has other values."""
+    keys = [f"activation/{name}" for name in layers]
+    values = {key: np.random.default_rng(sum(map(ord, key))).normal(size=24) for key in keys}
+    values |= {key: 2 * each for key, each in values.items() if key.endswith(f"/{changed}")}
+    return recorded(folder, {0: values})
+
+
+@pytest.mark.parametrize(
+    ("layers", "changed", "exchanged"),
+    [
+        (("one", "act", "norm", "out"), "norm", ("norm", "act")),
+        (("one", "act", "norm", "out"), "out", ()),  # branches beside each other, in any order
+        (("one", "norm", "act", "out"), "norm", ()),
+    ],
+)
+def test_layers_that_are_called_in_another_order_are_named(
+    layers: tuple[str, ...], changed: str, exchanged: tuple[str, ...], tmp_path: Path
+) -> None:
+    ref = in_order(tmp_path / "ref", "one", "norm", "act", "out")
+    cand = in_order(tmp_path / "cand", *layers, changed=changed)
+    assert compared(ref, cand).exchanged == exchanged
+    said = "order      the reference calls `norm` before `act`, and the candidate the other way round\n"
+    assert (said in gradscope("compare", ref, cand, folder=tmp_path).output) == bool(exchanged)

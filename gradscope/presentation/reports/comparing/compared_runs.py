@@ -62,6 +62,7 @@ class RunDivergenceReport:
         judged = Notes(
             notes=(
                 Note(label=found.verdict, text=found.sentence, style=VERDICT_STYLES[found.verdict]),
+                *self._exchanged(),
                 *self._packed(),
                 *provenance_notes(found.provenance_differences, screen, verbose=self.verbose),
             )
@@ -103,6 +104,13 @@ class RunDivergenceReport:
         )
         title = f"At step {self.divergence.first_step}, in the order of the step"
         return Table(title=title, columns=_STAGES, lines=lines, in_order=False).without_empty_columns()
+
+    def _exchanged(self) -> tuple[Note, ...]:
+        if not self.divergence.exchanged:
+            return ()
+        first, second = map(_quoted, self.divergence.exchanged)
+        text = f"the reference calls {first} before {second}, and the candidate the other way round"
+        return (Note(label="order", text=text),)
 
     def _packed(self) -> tuple[Note, ...]:
         found = self.divergence.packed

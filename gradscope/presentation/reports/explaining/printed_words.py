@@ -25,6 +25,8 @@ _LABELS: Final = {
     "idle": "Of a program that `mesh` runs, how many devices it is run on where that is not all of them",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
+    "order": "Of two training runs that differ, two layers that are called in another order, as a norm and what it is "
+    "before or behind",
     "packed": "A parameter of one training run that holds several of the other one, as a matrix of queries, keys and "
     "values does: runs have statistics, so that it is paired with nothing. Compare dumps of a step, which do pair it",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
