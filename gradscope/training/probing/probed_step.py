@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -21,6 +22,9 @@ from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.collecting import Collector, collecting
 from gradscope.training.probing.returned.handed_on import states_to_hand_on
+
+#: The error of Flax where a module is changed inside a program that was made outside of it.
+_OTHER_TRACE: Final = ("flax.errors", "TraceContextError")
 
 
 class Layout(NamedTuple):
@@ -76,7 +80,7 @@ class ProbedStep:
     def taken(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Returns what the step returns, and its loss where that is among it; None where it is not."""
         self._require_arrays(args, kwargs)
-        with self._first_call("plain", f"compiling {self._name} as it is"):
+        with self._first_call("plain", f"compiling {self._name} as it is"), _ModulesOfTheStep(self._name):
             out = self._plain_program(*args, **kwargs)
         at = self._loss_at
         return out, None if at is None else jax.tree_util.tree_leaves(out)[at]
@@ -84,7 +88,8 @@ class ProbedStep:
     def observed(self, *args: Any, **kwargs: Any) -> tuple[Any, Collected]:
         """Returns what the step returns, and what was observed in it."""
         self._require_arrays(args, kwargs)
-        with self._first_call("observed", f"compiling {self._name} with what is observed in it"):
+        note = f"compiling {self._name} with what is observed in it"
+        with self._first_call("observed", note), _ModulesOfTheStep(self._name):
             return self._observed_program(*args, **kwargs)
 
     def _first_call(self, program: str, text: str) -> AbstractContextManager[object]:
@@ -179,6 +184,32 @@ class ProbedStep:
                 f"{self._name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
                 hint="call it in place of jax.value_and_grad",
             )
+
+
+class _ModulesOfTheStep:
+    """`_ModulesOfTheStep` says what to do where a step changes a module of NNX that was made outside of it.
+
+    Args:
+        name: What the step is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Flax need not be installed: an error of it is known by its name.
+        if kind is not None and (kind.__module__, kind.__name__) == _OTHER_TRACE:
+            said = str(error).partition(" (http")[0]
+            raise UsageError(
+                f"{self._name} changes a module of NNX that was made outside of it: {said}",
+                hint="make it in the step: graph, state = nnx.split((model, optimizer)) before the loop; in the step, "
+                "model, optimizer = nnx.merge(graph, state), and return nnx.state((model, optimizer))",
+            ) from error
 
 
 def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
