@@ -158,7 +158,7 @@ def _asks_for_annotations(arguments: Sequence[str]) -> bool:
 def _annotate(failure: BaseException, lines: Sequence[str], arguments: Sequence[str]) -> None:
     """Prints what failed as an annotation, at the innermost of the user's lines, so that a failed job has one."""
     from gradscope.cli.source_files import path_in_repository
-    from gradscope.presentation.render.github import Annotation, annotations_text
+    from gradscope.presentation.render.for_ci.github import Annotation, annotations_text
 
     frames = _FRAME.findall(failure.user_frames) if isinstance(failure, ModelError) else ()
     file, line = frames[-1] if frames else ("", "")

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gradscope.cli.leaving import keep
-from gradscope.cli.options.report_options import Format
+from gradscope.cli.options.report_options import ComparisonFormat, Format
 from gradscope.cli.standard_streams import stdout
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def import_report() -> None:
         import_module(f"gradscope.presentation.{name}")
 
 
-def print_report(report: Report, output_format: Format, target: str = "") -> None:
+def print_report(report: Report, output_format: Format | ComparisonFormat, target: str = "") -> None:
     """Prints the report of a command.
 
     Args:
@@ -41,14 +41,16 @@ def print_report(report: Report, output_format: Format, target: str = "") -> Non
     keep(report)
     from gradscope.presentation.render import formats as render
 
-    if output_format is Format.TABLE:
+    if output_format == Format.TABLE:
         _print_text(render.to_text(report, screen()))
-    elif output_format is Format.JSON:
+    elif output_format == Format.JSON:
         print_parts(render.json_parts(report))
-    elif output_format is Format.CSV:
+    elif output_format == Format.CSV:
         print_parts(render.csv_parts(report))
-    elif output_format is Format.MARKDOWN:
+    elif output_format == Format.MARKDOWN:
         print_plain(render.to_markdown(report))
+    elif output_format == ComparisonFormat.JUNIT:
+        print_plain(render.to_junit(report))
     else:
         from gradscope.cli.source_files import path_in_repository
 

@@ -7,7 +7,8 @@ Data goes through the sub-packages in this order:
    `ComparisonReport`, `SeriesReport`, `MeshReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`,
    `ProofReport`, `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
    `WatchReport`. Each can be a document, rows, or JSON.
-3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
+3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations,
+   `to_junit` comparisons.
    `graphs` renders an inspection for graph viewers.
 4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one;
    `html_parts` has it in parts.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.page.html_page import html_parts, page_html
     from gradscope.presentation.page.page_parts import PageMaker
     from gradscope.presentation.page.run_page import ComparedRun, run_page
-    from gradscope.presentation.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
+    from gradscope.presentation.render.formats import Report, to_csv, to_github, to_json, to_junit, to_markdown, to_text
     from gradscope.presentation.render.screen import Screen
     from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
     from gradscope.presentation.reports.comparing.comparison import ComparisonReport
@@ -91,6 +92,7 @@ _HOMES = {
     "to_csv": "render.formats",
     "to_github": "render.formats",
     "to_json": "render.formats",
+    "to_junit": "render.formats",
     "to_markdown": "render.formats",
     "to_text": "render.formats",
     "trends_report": "reports.runs.run_report",
@@ -138,6 +140,7 @@ __all__ = [
     "to_csv",
     "to_github",
     "to_json",
+    "to_junit",
     "to_markdown",
     "to_text",
     "trends_report",

@@ -28,6 +28,17 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
+class ComparisonFormat(StrEnum):
+    """A `ComparisonFormat` is one in which a comparison is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    GITHUB = "github"
+    JUNIT = "junit"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameOptions:
     """`NameOptions` select names."""
@@ -127,3 +138,25 @@ class FormatOptions:
     def chosen(self) -> Format:
         """The selected format, of `--format` or `--json`."""
         return Format.JSON if self.json else self.output_format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonFormatOptions:
+    """`ComparisonFormatOptions` select the format in which a comparison is written to standard output."""
+
+    output_format: Annotated[
+        ComparisonFormat,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help=f"How results are written to standard output: {', '.join(ComparisonFormat)}; the last one has a case "
+            "of a test for each tensor.",
+            rich_help_panel="Output",
+        ),
+    ] = ComparisonFormat.TABLE
+    json: Json = False
+
+    @property
+    def chosen(self) -> ComparisonFormat:
+        """The selected format, of `--format` or `--json`."""
+        return ComparisonFormat.JSON if self.json else self.output_format

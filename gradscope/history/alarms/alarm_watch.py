@@ -183,7 +183,8 @@ class AlarmWatch:
 
     def _after_update(self, alarm: Alarm) -> Alarm:
         """Returns an alarm about units that get no gradient with the update that may have taken them there."""
-        update = self._divergence.large_update() if alarm.rule == "dying" or ZERO_GRADIENT in alarm.why else ""
+        died = alarm.rule == "dying"
+        update = self._divergence.cause_of_zeros(lived=died) if died or ZERO_GRADIENT in alarm.why else ""
         return replace(alarm, why=f"{alarm.why}; {update}") if update else alarm
 
     def to_json(self) -> dict[str, Any]:

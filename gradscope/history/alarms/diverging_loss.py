@@ -82,6 +82,8 @@ class Divergence:
     rose: bool = False
     named: bool = False
     climbs: bool | None = None
+    told: int | None = None
+    diverged: int | None = None
 
     def recorded(self, direction: float | None) -> None:
         """Notes whether the updates of a recorded step, and of all before, climb the loss.
@@ -127,12 +129,28 @@ class Divergence:
             self.named = True
             found = self._stagnant(number, update)
         self._follow(number, numbers)
+        self.diverged = self.diverged if found is None else number
         return found
 
-    def large_update(self) -> str:
-        """Returns how large the first of the last updates is that is as large as the parameters; "" for none."""
-        found = next((each for each in self.updates if each.share >= _WHOLE), None)
-        return "" if found is None else f"the update of step {found.step:,} is {_share(found)} the parameters"
+    def cause_of_zeros(self, *, lived: bool) -> str:
+        """Returns the cause of units that get no gradient: a divergence before, or a large update; "" for none.
+
+        Args:
+            lived: Whether they lived before: then one that is a large part of the parameters may have done so, and else
+                one that is as large.
+        """
+        if self.diverged is not None:
+            return f"it follows from the loss that diverged at step {self.diverged:,}"
+        least = _SHARE if lived else _WHOLE
+        found = next((each for each in self.updates if each.share >= least), None)
+        if found is None:
+            return ""
+        if found.step == self.told:
+            return f"it follows from the update of step {found.step:,}, too"
+        self.told = found.step
+        rate = "" if found.rate is None else f", {found.rate:.4g},"
+        as_by = "" if self.climbs else f", as by a learning rate{rate} that is too large"
+        return f"the update of step {found.step:,} is {_share(found)} the parameters{as_by}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything that it remembers, for `restore`."""
@@ -141,7 +159,7 @@ class Divergence:
             "first": self.first, "losses": list(self.losses), "updates": updates, "reach": self.reach,
             "widest": self.widest, "streak": self.streak, "most": self.most, "raised": self.raised,
             "steps": self.steps, "recent": list(self.recent), "rose": self.rose, "named": self.named,
-            "climbs": self.climbs,
+            "climbs": self.climbs, "told": self.told, "diverged": self.diverged,
             "largest": None if self.largest is None else [self.largest.step, self.largest.share, self.largest.rate],
         }  # fmt: skip
 
@@ -153,7 +171,7 @@ class Divergence:
         self.updates = deque((_Update(step, share) for step, share in found["updates"]), _WINDOW)
         # A state of an older version lacks these.
         self.steps, self.named = found.get("steps", 0), found.get("named", False)
-        self.climbs = found.get("climbs")
+        self.climbs, self.told, self.diverged = found.get("climbs"), found.get("told"), found.get("diverged")
         self.recent, self.rose = deque(found.get("recent", ()), _WINDOW), found.get("rose", False)
         self.largest = None if found.get("largest") is None else _Update(*found["largest"])
 

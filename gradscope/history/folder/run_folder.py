@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,14 @@ from gradscope.dump.storage.writing.target_path import is_folder, is_one_of
 from gradscope.errors import MachineError, UsageError
 from gradscope.history.folder.run_files import ALARM_FILES, HISTORY, LOCK, alarms_in, is_part, is_replaced, states_in
 from gradscope.naming import printable
+from gradscope.naming.wording import some_of
 
-#: What is said of each of `RunFolder.left_alarms`.
-LEFT_ALARM: Final = "is of steps that the run no longer has: it stays, and is not counted"
+
+def left_alarms_sentence(names: Sequence[str]) -> str:
+    """Returns what is said of `RunFolder.left_alarms`, of one or more: one line, however many runs were replaced."""
+    if len(names) == 1:
+        return f"{names[0]} is of steps that the run no longer has: it stays, and is not counted"
+    return f"{some_of(names)} are of steps that the run no longer has: they stay, and are not counted"
 
 
 class RunFolder:

@@ -25,7 +25,7 @@ from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
 from gradscope.presentation.reports.origins import origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, worst_alarm
-from gradscope.presentation.reports.runs.run_facts import learning_notes, loss_ends, steps_words
+from gradscope.presentation.reports.runs.run_facts import clip_notes, learning_notes, loss_ends, steps_words
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
 from gradscope.presentation.tables.numbers import count, number
@@ -174,6 +174,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 
 def _facts(report: RunReport) -> list[Note]:
     facts = [Note(label="loss", text=loss_ends(report.steps, report.losses))] if len(report.losses["step"]) else []
+    facts += clip_notes(report.steps)
     facts += [Note(label="steps", text=steps_words(report.taken, report.steps, report.learning))]
     facts += [*learning_notes(report.learning), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]

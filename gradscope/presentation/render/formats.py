@@ -1,7 +1,8 @@
-"""Formats render one report in five ways.
+"""Formats render one report in six ways.
 
 Text is for people at a terminal and for pipes, Markdown is for pull requests, JSON and CSV are for programs. These have
-the same rows. Annotations for GitHub are next to source lines. All functions return; only `cli` prints.
+the same rows. Annotations for GitHub are next to source lines, and JUnit's XML has the cases of a comparison. All
+functions return; only `cli` prints.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from rich.text import Text
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.presentation.render.document import Document, lay_out_document
-from gradscope.presentation.render.github import AnnotatedReport, annotations_text
+from gradscope.presentation.render.for_ci.github import AnnotatedReport, annotations_text
+from gradscope.presentation.render.for_ci.junit import JudgedReport, junit_text
 from gradscope.presentation.render.markdown import document_markdown
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.render.structured import JsonObject, csv_text, indented_json
@@ -59,6 +61,17 @@ def to_github(report: Report, located: Callable[[str], str | None]) -> str:
     if not isinstance(report, AnnotatedReport):
         raise UsageError("there is nothing to annotate in this result", hint="use --format markdown")
     return annotations_text(report.annotations(), located)
+
+
+def to_junit(report: Report) -> str:
+    """Returns a report as JUnit's XML.
+
+    Raises:
+        UsageError: The report is of no comparison.
+    """
+    if not isinstance(report, JudgedReport):
+        raise UsageError("there is nothing tested in this result", hint="use --json")
+    return junit_text(report.suites())
 
 
 def json_parts(report: Report) -> Iterator[str]:

@@ -11,7 +11,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.render.structured import JsonObject, MadeRows
 from gradscope.presentation.reports.dump_overview import (

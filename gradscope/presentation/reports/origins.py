@@ -11,7 +11,7 @@ from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json
 from gradscope.naming.wording import place_behind
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import style_of_words
 
 #: The label of what to do.

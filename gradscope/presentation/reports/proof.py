@@ -13,7 +13,7 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.naming.wording import brief, counted
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
 from gradscope.presentation.render.text_layout import hidden_columns
 from gradscope.presentation.tables.table import Column, Line, Table, column

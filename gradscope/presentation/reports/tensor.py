@@ -14,7 +14,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.numbers import count, share

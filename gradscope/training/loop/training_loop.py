@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gradscope.capturing.timings import Timings
 from gradscope.errors import GradscopeError
 from gradscope.history.folder.run_files import dump_path, state_path, states_in, trace_path
-from gradscope.history.folder.run_folder import LEFT_ALARM, RunFolder
+from gradscope.history.folder.run_folder import RunFolder, left_alarms_sentence
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.tracing.user_frames import user_code
@@ -94,8 +94,8 @@ def _written(
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
     ):
         history.describe(facts)
-        for left in folder.left_alarms(history.alarm_folders()):
-            request.notify(f"{left} {LEFT_ALARM}")
+        if left := folder.left_alarms(history.alarm_folders()):
+            request.notify(left_alarms_sentence(left))
         return _Loop(request, folder, history, programs, beginning, events=events).run()
 
 

@@ -17,7 +17,7 @@ from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
 from gradscope.history.database.schema import AFFINE, FAULTS, TAKEN
 from gradscope.history.folder.run_files import is_run
-from gradscope.history.folder.run_folder import LEFT_ALARM, RunFolder
+from gradscope.history.folder.run_folder import RunFolder, left_alarms_sentence
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
@@ -69,8 +69,8 @@ class ProbeHistory:
             self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts, locked=self.folder)
             # Of a run that is continued: it may have come further before.
             self.writer.describe({TAKEN: str(start)})
-            for left in self.folder.left_alarms(self.writer.alarm_folders()):
-                logging.getLogger("gradscope").warning("gradscope: %s", f"{left} {LEFT_ALARM}")
+            if left := self.folder.left_alarms(self.writer.alarm_folders()):
+                logging.getLogger("gradscope").warning("gradscope: %s", left_alarms_sentence(left))
         except BaseException:
             self.folder.close()
             raise
@@ -129,8 +129,10 @@ class ProbeHistory:
         )  # fmt: skip
         if collected.changes:
             self.writer.write(self._missing.after(collected.changes))
-        if collected.applied:
-            self.writer.write(self._misapplied.after(collected.applied))
+        # What no gradient reaches is moved by the loop alone, as a target network towards the one that is trained.
+        applied = {name: each for name, each in collected.applied.items() if name not in self.unreached}
+        if applied:
+            self.writer.write(self._misapplied.after(applied))
         return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:

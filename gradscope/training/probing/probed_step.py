@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 import jax
 
 from gradscope import naming
+from gradscope.capturing.in_steps.compiling_note import CompilingNote
 from gradscope.capturing.in_steps.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.frameworks.detect import leaf_without_values
@@ -19,6 +22,9 @@ from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.collecting import Collector, collecting
 from gradscope.training.probing.returned.handed_on import states_to_hand_on
+
+#: The error of Flax where a module is changed inside a program that was made outside of it.
+_OTHER_TRACE: Final = ("flax.errors", "TraceContextError")
 
 
 class Layout(NamedTuple):
@@ -54,6 +60,7 @@ class ProbedStep:
         self._options = options
         self._spec = spec
         self._loss_at: int | None = None
+        self._called: set[str] = set()
         self.layout: Layout | None = None
         shardings = options.get("out_shardings")
         of_observed: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None)}
@@ -73,14 +80,24 @@ class ProbedStep:
     def taken(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Returns what the step returns, and its loss where that is among it; None where it is not."""
         self._require_arrays(args, kwargs)
-        out = self._plain_program(*args, **kwargs)
+        with self._first_call("plain", f"compiling {self._name} as it is"), _ModulesOfTheStep(self._name):
+            out = self._plain_program(*args, **kwargs)
         at = self._loss_at
         return out, None if at is None else jax.tree_util.tree_leaves(out)[at]
 
     def observed(self, *args: Any, **kwargs: Any) -> tuple[Any, Collected]:
         """Returns what the step returns, and what was observed in it."""
         self._require_arrays(args, kwargs)
-        return self._observed_program(*args, **kwargs)
+        note = f"compiling {self._name} with what is observed in it"
+        with self._first_call("observed", note), _ModulesOfTheStep(self._name):
+            return self._observed_program(*args, **kwargs)
+
+    def _first_call(self, program: str, text: str) -> AbstractContextManager[object]:
+        """Returns a context that says on a terminal what the first call of a program is doing."""
+        if program in self._called:
+            return nullcontext()
+        self._called.add(program)
+        return CompilingNote(f"{text} ...")
 
     def _require_arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Requires that modules of Equinox among the step's arguments have no leaves that are no arrays.
@@ -167,6 +184,32 @@ class ProbedStep:
                 f"{self._name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
                 hint="call it in place of jax.value_and_grad",
             )
+
+
+class _ModulesOfTheStep:
+    """`_ModulesOfTheStep` says what to do where a step changes a module of NNX that was made outside of it.
+
+    Args:
+        name: What the step is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Flax need not be installed: an error of it is known by its name.
+        if kind is not None and (kind.__module__, kind.__name__) == _OTHER_TRACE:
+            said = str(error).partition(" (http")[0]
+            raise UsageError(
+                f"{self._name} changes a module of NNX that was made outside of it: {said}",
+                hint="make it in the step: graph, state = nnx.split((model, optimizer)) before the loop; in the step, "
+                "model, optimizer = nnx.merge(graph, state), and return nnx.state((model, optimizer))",
+            ) from error
 
 
 def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.presentation import to_github, to_markdown
-from gradscope.presentation.render.github import Annotation, annotations_text
+from gradscope.presentation.render.for_ci.github import Annotation, annotations_text
 from tests.integration.command import gradscope
 from tests.support.report_samples import entry, report_of, small_network
 

@@ -249,6 +249,7 @@ def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
     assert completed("gradscope ", 1) == list(COMMANDS)
     assert completed("gradscope compare --all", 2) == ["--allow-missing", "--all"]
     assert completed("gradscope show --format ", 3) == ["table", "json", "csv", "markdown", "github"]
+    assert completed("gradscope compare --format ju", 3) == ["junit"]
 
 
 def test_completion_knows_names(dumps: Path) -> None:

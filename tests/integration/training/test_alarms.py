@@ -271,7 +271,7 @@ def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_end
         ("leaky_relu", ("step 2: diverging: the update of step 0 is 4 times the parameters, and the loss grew from ",
                         "the learning rate, 0.001, is too large; input/", "which no layer normalises")),
         ("relu", ("step 3: stuck: param/online/b ", "is exactly zero, dead units: the output of relu at net.py:15 ",
-                  "; the update of step 0 is 4 times the parameters")),
+                  "; the update of step 0 is 4 times the parameters, as by a learning rate, 0.001, that is too large")),
     ],
 )  # fmt: skip
 def test_inputs_that_nothing_scales_are_named_and_the_update_that_killed_units(
@@ -282,6 +282,58 @@ def test_inputs_that_nothing_scales_are_named_and_the_update_that_killed_units(
     options = ("--steps", 9, "--every", 1, "--optimizer", "sgd(0.001)", "--on-alarm", "stop", "-o", "run")
     (line, *_) = gradscope("train", "net.py", *options, folder=tmp_path).lines
     assert [each for each in said if each not in line] == []
+
+
+DEEP = """
+import jax
+import jax.numpy as jnp
+
+SIZES = (16, 32, 32, 4)
+
+
+def init(key):
+    keys = jax.random.split(key, 3)
+    pairs = zip(SIZES, SIZES[1:])
+    layers = [{"w": jax.random.normal(k, (a, b)) / a**0.5, "b": jnp.zeros(b)} for k, (a, b) in zip(keys, pairs)]
+    return {f"l{n}": layer for n, layer in enumerate(layers)}
+
+
+def batch(key, size=32):
+    x = jax.random.normal(key, (size, SIZES[0]))
+    return {"x": x, "y": jnp.argmax(x[:, :4], axis=-1)}
+
+
+def loss(params, batch):
+    x = batch["x"]
+    for n in range(3):
+        x = (jax.nn.relu if n < 2 else lambda x: x)(x @ params[f"l{n}"]["w"] + params[f"l{n}"]["b"][None])
+    return -jnp.take_along_axis(jax.nn.log_softmax(x), batch["y"][:, None], axis=-1).mean()
+"""
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_units_that_a_large_update_killed_have_the_rate_once_and_later_ones_follow_from_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEEP, encoding="utf-8")
+    options = ("--steps", 31, "--every", 3, "--on-alarm", "note", "-o", "run", "--force")
+    lines = gradscope("train", "net.py", *options, "--optimizer", "adam(0.17)", folder=tmp_path).lines
+    dying = [each for each in lines if each.startswith("step ")]
+    assert len(dying) > 1
+    assert all(": dying: " in each for each in dying)
+    assert re.search(r"; the update of step 0 is \d\d% of the parameters, as by a learning rate, 0.17, that", dying[0])
+    assert all(each.endswith("; it follows from the update of step 0, too") for each in dying[1:])
+    lines = gradscope("train", "net.py", *options, "--optimizer", "adam(0.003)", folder=tmp_path).lines
+    assert not [each for each in lines if each.startswith("step ")]
+
+
+def test_units_that_die_when_the_loss_has_diverged_say_so(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(DEEP, encoding="utf-8")
+    options = ("--steps", 31, "--every", 3, "--on-alarm", "note", "-o", "run", "--optimizer", "sgd(10)")
+    lines = gradscope("train", "net.py", *options, folder=tmp_path).lines
+    (dying,) = [each for each in lines if ": dying: " in each]
+    (*_, stuck) = [each for each in lines if ": stuck: " in each]
+    assert ": diverging: " in lines[0]
+    assert dying.endswith("; it follows from the loss that diverged at step 8")
+    assert stuck.endswith("; it follows from the loss that diverged at step 8")
 
 
 FITTED = """

@@ -11,6 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
+from gradscope.comparison.diagnosis.runs.packed_in_runs import Packed, allow_missing
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -433,3 +434,61 @@ def test_a_layer_of_another_shape_or_without_its_root_is_another_layer() -> None
     assert paired(root, row("Net/a", 2), others=[root, row("a", 3)]) == {}
     assert paired(row("Net/a", 2), others=[row("a", 2)]) == {}
     assert paired(root, row("Net/a", 2), row("a", 2), others=[root, row("a", 2)]) == {}
+
+
+def described(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """Returns a run of one step that has parameters, with their shapes."""
+    folder.mkdir()
+    with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
+        rows = [
+            TensorRow(family="param", name=name, dtype="float32", shape=each.shape) for name, each in arrays.items()
+        ]
+        history.describe({}, rows)
+        stats = {f"param/{name}": statistics(each) for name, each in arrays.items()}
+        history.write(lambda: StepRecord(numbers={"step": 0, "loss": 1.0}, stats=stats))
+    return folder
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_parameters_that_hold_several_of_the_other_run_are_named(*, packed: bool, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 8, 8))
+    parts = {f"block/attn/{name}/kernel": each for name, each in zip("qkv", values, strict=True)}
+    others = {"head": np.random.default_rng(1).normal(size=(8, 3)), "block/mlp/kernel": np.eye(8) * 3}
+    whole = np.concatenate([*parts.values()], axis=1)
+    whole = whole if packed else whole + np.random.default_rng(2).normal(size=whole.shape)
+    ref = described(tmp_path / "ref", parts | others)
+    cand = described(tmp_path / "cand", {"block/attn/qkv/kernel": whole, **others})
+    found = compared(ref, cand)
+    assert found.packed == (Packed(whole="block/attn/qkv/kernel", parts=tuple(parts), in_ref=False),) * packed
+    output = gradscope("compare", ref, cand, folder=tmp_path).output
+    said = "packed     `block/attn/qkv/kernel` of the candidate holds `block/attn/q/kernel`, "
+    assert (said in output) == packed
+    if packed:
+        assert compared(ref, cand, allow_missing=(allow_missing(found.packed),)).verdict == "same"
+        assert f"--allow-missing '{allow_missing(found.packed)}' compares all else" in output
+
+
+def in_order(folder: Path, *layers: str, changed: str = "") -> Path:
+    """Returns a run of one step whose activations are in some order, one of which has other values."""
+    keys = [f"activation/{name}" for name in layers]
+    values = {key: np.random.default_rng(sum(map(ord, key))).normal(size=24) for key in keys}
+    values |= {key: 2 * each for key, each in values.items() if key.endswith(f"/{changed}")}
+    return recorded(folder, {0: values})
+
+
+@pytest.mark.parametrize(
+    ("layers", "changed", "exchanged"),
+    [
+        (("one", "act", "norm", "out"), "norm", ("norm", "act")),
+        (("one", "act", "norm", "out"), "out", ()),  # branches beside each other, in any order
+        (("one", "norm", "act", "out"), "norm", ()),
+    ],
+)
+def test_layers_that_are_called_in_another_order_are_named(
+    layers: tuple[str, ...], changed: str, exchanged: tuple[str, ...], tmp_path: Path
+) -> None:
+    ref = in_order(tmp_path / "ref", "one", "norm", "act", "out")
+    cand = in_order(tmp_path / "cand", *layers, changed=changed)
+    assert compared(ref, cand).exchanged == exchanged
+    said = "order      the reference calls `norm` before `act`, and the candidate the other way round\n"
+    assert (said in gradscope("compare", ref, cand, folder=tmp_path).output) == bool(exchanged)

@@ -78,6 +78,21 @@ def test_what_an_alarm_of_an_nnx_loop_saves_has_the_names_of_the_module(tmp_path
     assert all(key.startswith("param/") or "/1/" in key for key in keys)  # the rest is the optimizer's
 
 
+def test_a_module_that_is_merged_outside_of_the_step_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    graph, state = nnx.split(Net(nnx.Rngs(0)))
+    net = nnx.merge(graph, state)
+    with gs.Probe(tmp_path) as probe:
+
+        def step(state: Any, x: Any) -> Any:
+            nnx.update(net, state)
+            value, grads = probe.value_and_grad(of_net)(net, x)
+            return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, nnx.state(net), grads), value
+
+        with pytest.raises(gs.UsageError, match="step changes a module of NNX that was made outside of it") as raised:
+            probe.jit(step)(state, X)
+    assert "in the step, model, optimizer = nnx.merge(graph, state)" in str(raised.value.hint)
+
+
 def test_a_step_that_changes_a_module_in_place_for_nobody_is_refused(tmp_path: Path) -> None:
     optax = pytest.importorskip("optax")
     net = Net(nnx.Rngs(0))

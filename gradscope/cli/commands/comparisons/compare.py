@@ -9,7 +9,7 @@ import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.judge_options import JudgeOptions
-from gradscope.cli.options.report_options import Format, FormatOptions, NameOptions
+from gradscope.cli.options.report_options import ComparisonFormat, ComparisonFormatOptions, NameOptions
 from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def compare(
         ),
     ] = None,
     full: options.Full = False,
-    format_options: FormatOptions,
+    format_options: ComparisonFormatOptions,
     quiet: options.Quiet = False,
     verbose: Annotated[
         bool,
@@ -100,7 +100,7 @@ def compare(
     if isolate is not None:
         single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options, quiet=quiet)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
-    annotates = format_options.chosen is Format.GITHUB
+    annotates = format_options.chosen is ComparisonFormat.GITHUB
     print_report(report, format_options.chosen, isolate or (_target(found) if annotates else ""))
     if status:
         raise typer.Exit(status)

@@ -10,7 +10,7 @@ import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
-from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
+from gradscope.cli.options.report_options import ComparisonFormatOptions, SelectionOptions
 from gradscope.cli.running.blas import keep_single_threaded
 from gradscope.errors import GradscopeError, MachineError, UsageError
 from gradscope.naming.wording import counted
@@ -61,7 +61,7 @@ def mesh(
     ] = False,
     run_on: Annotated[int | None, typer.Option(hidden=True)] = None,
     full: options.Full = False,
-    format_options: FormatOptions,
+    format_options: ComparisonFormatOptions,
     force: options.Force = False,
     quiet: options.Quiet = False,
 ) -> None:

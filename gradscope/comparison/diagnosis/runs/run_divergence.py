@@ -15,6 +15,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
+from gradscope.comparison.diagnosis.runs.packed_in_runs import Packed, packed_parameters
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (
@@ -24,15 +25,14 @@ from gradscope.comparison.diagnosis.runs.run_stages import (
     place_in_step,
     without_other_layers,
 )
-from gradscope.comparison.diagnosis.runs.run_tensors import in_order_of_step, run_tensors
-from gradscope.comparison.diagnosis.runs.run_tolerances import RunTolerances
+from gradscope.comparison.diagnosis.runs.run_tensors import exchanged_layers, in_order_of_step, run_tensors
+from gradscope.comparison.diagnosis.runs.run_tolerances import RunTolerances, admits
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.dump.manifest.json_text import with_nonfinite_strings
 from gradscope.dump.record import Json
-from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.naming.wording import counted
@@ -69,6 +69,8 @@ class RunDivergence:
         cand_only: How many steps only the candidate recorded.
         rounded: The parameters whose gradients differ because they are zero but for rounding, up to the step of `rows`:
             that is no difference.
+        packed: The parameters of one run that hold several of the other one, by their statistics.
+        exchanged: Two layers that both runs have, of which each comes first in one of them; empty for none.
         provenance_differences: `field`, `ref` and `cand` of each difference between how the runs were made.
 
     Example:
@@ -85,6 +87,8 @@ class RunDivergence:
     ref_only: int = 0
     cand_only: int = 0
     rounded: tuple[str, ...] = ()
+    packed: tuple[Packed, ...] = ()
+    exchanged: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = field(default=())
 
     def __bool__(self) -> bool:
@@ -132,6 +136,8 @@ class RunDivergence:
             "ref_only_steps": self.ref_only,
             "cand_only_steps": self.cand_only,
             "rounded": list(self.rounded) or None,
+            "exchanged": list(self.exchanged) or None,
+            "packed": [each.to_json() for each in self.packed] or None,
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
         }  # fmt: skip
@@ -167,6 +173,8 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
     return RunDivergence(
         steps=tuple(common.tolist()), largest=tuple(largest), first_step=shown[0], rows=shown[1],
         ref_only=len(ours["step"]) - len(common), cand_only=len(theirs["step"]) - len(common), rounded=tuple(rounded),
+        exchanged=exchanged_layers(judge.tensors, shown[1]),
+        packed=packed_parameters(ref, cand, judge.tensors, common[:1].tolist()),
         provenance_differences=provenance_differences(_facts(ref), _facts(cand)),
     )  # fmt: skip
 
@@ -183,7 +191,7 @@ class _Judge:
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
         self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._names = {each.tensor.key: cand.tensors[each.cand].name for each in chosen if each.cand is not None}
-        self._tensors = in_order_of_step(chosen)
+        self.tensors = in_order_of_step(chosen)
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))
@@ -191,7 +199,7 @@ class _Judge:
         self._rounding = RunRounding(ref, tensors, products=tolerances.products)
         self._of_numbers = {name: tolerances.of_number(name) for name in self._step_numbers}
         self._at_first, self._tolerances = (
-            {each.tensor.key: tolerances.of(each, first=first) for each in self._tensors} for first in (True, False)
+            {each.tensor.key: tolerances.of(each, first=first) for each in self.tensors} for first in (True, False)
         )
         self._first: int | None = None
 
@@ -210,7 +218,7 @@ class _Judge:
         sides = [
             (each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
              {} if each.cand is None else theirs.get(each.cand, {}))
-            for each in self._tensors
+            for each in self.tensors
         ]  # fmt: skip
         pairs = [(tensor, one, other) for tensor, one, other in sides if one and other and self._unpaired]
         compared = {(tensor.family, _values(side)) for tensor, *both in pairs for side in both}
@@ -239,7 +247,7 @@ class _Judge:
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
         least, by = (0.0, "") if bound is None else (bound.rel_l2, bound.statistic)
-        same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else _admits(tolerance, least)
+        same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else admits(tolerance, least)
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
@@ -254,7 +262,7 @@ class _Judge:
         change = math.inf if math.isnan(ref) or math.isnan(cand) else abs(cand - ref)
         least = change / scale if scale else (math.inf if change else 0.0)
         tolerance = self._of_numbers[name]
-        same = least == 0 if tolerance is None else _admits(tolerance, least)
+        same = least == 0 if tolerance is None else admits(tolerance, least)
         return RunRow(
             name=name, family=STEP, status="same" if same else "different", bound=least,
             tolerance=None if tolerance is None else tolerance.stated,
@@ -272,16 +280,6 @@ def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
 
 def _values(stats: Mapping[str, Json]) -> _Values:
     return frozenset(_of_one_step(stats).items())
-
-
-def _admits(tolerance: Tolerance, least: float) -> bool:
-    is_met = tolerance.expression.holds({"rel_l2": least})
-    if is_met is None:
-        raise UsageError(
-            f"a history has statistics only, which cannot decide {tolerance.spelling!r}",
-            hint="give a limit on rel_l2, as in --tol 1e-3, or --bitwise",
-        )
-    return is_met
 
 
 def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:

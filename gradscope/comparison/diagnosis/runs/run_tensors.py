@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 from gradscope import naming
 from gradscope.comparison.diagnosis.runs.run_pairs import pairs_by_values
-from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS, place_in_step
+from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS, RunRow, place_in_step
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
@@ -94,6 +96,25 @@ def in_order_of_step(tensors: Iterable[RunTensor]) -> list[RunTensor]:
         return place_in_step(each.tensor.family, each.tensor.name), -number if backward else number
 
     return [each for _, each in sorted(enumerate(tensors), key=place)]
+
+
+def exchanged_layers(tensors: Iterable[RunTensor], rows: Iterable[RunRow]) -> tuple[str, ...]:
+    """Returns two layers that follow each other in the reference, and come in the other order in the candidate.
+
+    One of them has other values: branches beside each other may be computed in any order.
+
+    Args:
+        tensors: The tensors of both runs.
+        rows: Those of the step that is looked at.
+    """
+    differing = {row.key for row in rows if row.differs}
+    layers = [each for each in tensors if each.tensor.family == naming.ACTIVATION]
+    paired = [(each.ref, each.cand, each.tensor) for each in layers if each.ref is not None and each.cand is not None]
+    ordered = sorted(paired, key=itemgetter(0))
+    for (_, one, tensor), (_, other, following) in pairwise(ordered):
+        if other < one and {tensor.key, following.key} & differing:
+            return tensor.name, following.name
+    return ()
 
 
 def _repeated(keys: Iterable[str]) -> set[tuple[str, str]]:

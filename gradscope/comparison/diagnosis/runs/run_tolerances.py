@@ -16,6 +16,7 @@ from gradscope.comparison.diagnosis.runs.run_tensors import RunTensor
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.precision import coarser, comparable
+from gradscope.errors import UsageError
 from gradscope.history.database.schema import NARROWEST
 from gradscope.history.history_reader import History
 
@@ -74,6 +75,21 @@ class RunTolerances:
         # What is computed from gradients has their error.
         judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
         return default_tolerance(judged_as, dtype, other, products=self.products)
+
+
+def admits(tolerance: Tolerance, least: float) -> bool:
+    """Returns whether a tolerance admits so large a `rel_l2`.
+
+    Raises:
+        UsageError: It is about something else, of which a history knows nothing.
+    """
+    is_met = tolerance.expression.holds({"rel_l2": least})
+    if is_met is None:
+        raise UsageError(
+            f"a history has statistics only, which cannot decide {tolerance.spelling!r}",
+            hint="give a limit on rel_l2, as in --tol 1e-3, or --bitwise",
+        )
+    return is_met
 
 
 def _narrowest(run: History) -> str:

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.diagnosis.runs.packed_in_runs import allow_missing
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
 from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.dump.record import Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Suite
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.comparing.run_notes import provenance_notes, verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import step_cases
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
@@ -59,6 +62,8 @@ class RunDivergenceReport:
         judged = Notes(
             notes=(
                 Note(label=found.verdict, text=found.sentence, style=VERDICT_STYLES[found.verdict]),
+                *self._exchanged(),
+                *self._packed(),
                 *provenance_notes(found.provenance_differences, screen, verbose=self.verbose),
             )
         )
@@ -69,6 +74,13 @@ class RunDivergenceReport:
     def annotations(self) -> list[Annotation]:
         """Returns the verdict; a comparison knows names and no source lines."""
         return [verdict_annotation(self.divergence.verdict, self.divergence.sentence)]
+
+    def suites(self) -> list[Suite]:
+        """Returns the tensors at the first step that differs, or at the last one, as a suite of tests."""
+        found = self.divergence
+        step = found.first_step if found.first_step is not None else next(iter(found.steps[-1:]), None)
+        name = "runs" if step is None else f"step {step}"
+        return [Suite(name=name, sentence=found.sentence, verdict=found.verdict, cases=step_cases(found.rows))]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the tensors at the first step that differs, or at the last one."""
@@ -93,6 +105,27 @@ class RunDivergenceReport:
         title = f"At step {self.divergence.first_step}, in the order of the step"
         return Table(title=title, columns=_STAGES, lines=lines, in_order=False).without_empty_columns()
 
+    def _exchanged(self) -> tuple[Note, ...]:
+        if not self.divergence.exchanged:
+            return ()
+        first, second = map(_quoted, self.divergence.exchanged)
+        text = f"the reference calls {first} before {second}, and the candidate the other way round"
+        return (Note(label="order", text=text),)
+
+    def _packed(self) -> tuple[Note, ...]:
+        found = self.divergence.packed
+        if not found:
+            return ()
+        first, sides = found[0], ("reference", "candidate") if found[0].in_ref else ("candidate", "reference")
+        parts = " and ".join(", ".join(map(_quoted, each)) for each in (first.parts[:-1], first.parts[-1:]))
+        more = f", and so do {len(found) - 1:,} more" if len(found) > 1 else ""
+        missing = any(row.differs and row.bound is None for row in self.divergence.rows)
+        how = f"; --allow-missing '{allow_missing(found)}' compares all else" if missing else ""
+        text = (
+            f"{_quoted(first.whole)} of the {sides[0]} holds {parts} of the {sides[1]}, by their statistics{more}{how}"
+        )
+        return (Note(label="packed", text=text),)
+
     def tensors(self) -> Table:
         """Returns the table of every tensor at the first step that differs, or at the last one."""
         rows = self.divergence.rows
@@ -113,6 +146,10 @@ class RunDivergenceReport:
             line = sparkline(found.largest, _WIDTH, unicode=screen.unicode)
             notes.append(Note(label="difference", text=f"{line}  largest rel_l2 of each step, at least"))
         return notes
+
+
+def _quoted(name: str) -> str:
+    return f"`{printable(name)}`"
 
 
 def _name(row: RunRow) -> str:

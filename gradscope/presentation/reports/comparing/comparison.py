@@ -23,7 +23,8 @@ from gradscope.comparison.metrics.examples.example_spread import ExampleError
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Suite
 from gradscope.presentation.render.heat_strip import heat_strips
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
 from gradscope.presentation.render.structured import MadeRows
@@ -39,6 +40,7 @@ from gradscope.presentation.reports.comparing.comparison_rows import (
 )
 from gradscope.presentation.reports.comparing.row_reasons import reasons
 from gradscope.presentation.reports.comparing.run_notes import extent_notes, provenance_notes, verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import suite_of
 from gradscope.presentation.tables.numbers import count
 from gradscope.presentation.tables.table import Table
 
@@ -112,6 +114,10 @@ class ComparisonReport:
         first = self.comparison.first_named
         source = None if first is None else first.source
         return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
+
+    def suites(self) -> list[Suite]:
+        """Returns the comparison as one suite of tests."""
+        return [suite_of(self.comparison, "comparison")]
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
         """Returns every row, also those that are the same."""

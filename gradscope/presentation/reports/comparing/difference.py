@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
 from gradscope.comparison.follow_ups.tensor_diff import AxisError, ElementDifference, WorstElement
+from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.tensor import magnitude_table
-from gradscope.presentation.tables.numbers import number, share
+from gradscope.presentation.tables.numbers import count, number, share
 from gradscope.presentation.tables.table import Column, Line, Table
 from gradscope.stats import TensorStats, tensor_stats
 
@@ -23,6 +25,10 @@ SCHEMA: Final = 1
 #: Error is concentrated at one index of an axis that has more than half of it, and twice the share of an even spread.
 _MOST: Final = 0.5
 _TWICE: Final = 2
+
+#: What each metric is a value of, and those that belong to the largest difference, which has them beside it.
+_KINDS: Final = MappingProxyType({spec.name: spec.kind for spec in METRICS})
+_OF_WORST: Final = MappingProxyType({"max_abs_index": "at", "max_abs_ref": "reference", "max_abs_cand": "candidate"})
 
 _WORST: Final = (
     Column(heading="index", kind="name"),
@@ -56,7 +62,7 @@ class DifferenceReport:
     def document(self, screen: Screen) -> Document:
         """Returns the metrics by name, the axes of the error, the worst elements, and the differences by magnitude."""
         row = self.difference.row
-        metrics = (Note(label=name, text=_text(value)) for name, value in row.metrics.items())
+        metrics = (Note(label=name, text=_metric(name, row.metrics)) for name in row.metrics if name not in _OF_WORST)
         status = Note(label=row.status, text=self._where(), style=VERDICT_STYLES.get(row.status, ""))
         return (
             Notes(title=naming.key_of(row.family, row.name), notes=(status, *metrics)),
@@ -145,5 +151,16 @@ def _axis(axis: AxisError) -> dict[str, Json]:
     }
 
 
-def _text(value: Json) -> str:
-    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else dumps(value)
+def _metric(name: str, metrics: Mapping[str, Json]) -> str:
+    """Returns the value of a metric as tables have it; of the largest difference, also where it is."""
+    place = ", ".join(f"{label} {_text(each, metrics[each])}" for each, label in _OF_WORST.items() if each in metrics)
+    return _text(name, metrics[name]) + (f" ({place})" if name == "max_abs" and place else "")
+
+
+def _text(name: str, value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return dumps(value)
+    shown = {"share": share, "count": count}.get(_KINDS[name], number) if name in _KINDS else number
+    return shown(value)

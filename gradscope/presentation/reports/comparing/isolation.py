@@ -18,10 +18,12 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted, joined_lines
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Case, Suite
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.comparing.run_notes import verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import suite_of
 from gradscope.presentation.tables.over_time.repeated_names import NUMBERS, repeated
 from gradscope.presentation.tables.table import Column, Line, Table, column
 
@@ -94,6 +96,22 @@ class IsolationReport:
             verdict_annotation(self.comparison.verdict, self.comparison.sentence),
             verdict_annotation(self.isolation.verdict, self._layer_by_layer()),
         ]
+
+    def suites(self) -> list[Suite]:
+        """Returns the comparison as a suite of tests, and the layers by themselves as another one."""
+        cases = [
+            Case(
+                group="layer",
+                name=row.name,
+                ending="failure" if row.differs else "passed",
+                why="differs by itself, on the reference's inputs and cotangents" if row.differs else "",
+                kind="different",
+            )
+            for row in self.isolation.rows
+        ]
+        found = self.isolation
+        layers = Suite(name="layer by layer", sentence=self._layer_by_layer(), verdict=found.verdict, cases=cases)
+        return [suite_of(self.comparison, "comparison"), layers]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every layer, also those without an error."""

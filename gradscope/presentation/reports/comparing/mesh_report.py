@@ -9,10 +9,12 @@ from gradscope.comparison.follow_ups.mesh_comparison import MeshComparison, Mesh
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Suite
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES, ComparisonReport
 from gradscope.presentation.reports.comparing.run_notes import verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import tensor_cases
 from gradscope.presentation.tables.table import Column, Line, Table
 
 _COLUMNS: Final = (
@@ -84,6 +86,18 @@ class MeshReport:
         first = self.found.first_different
         source = None if first is None or first.fault is None else first.fault.source
         return [verdict_annotation(self.found.verdict, self.found.sentence, source)]
+
+    def suites(self) -> list[Suite]:
+        """Returns a suite of tests for each number of devices that is compared."""
+        return [
+            Suite(
+                name=counted(member.devices, "device"),
+                sentence=member.sentence,
+                verdict=member.verdict,
+                cases=tensor_cases(member.judged),
+            )
+            for member in self.found.members
+        ]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the rows of every comparison, each with its number of devices and with the kind of its fault."""

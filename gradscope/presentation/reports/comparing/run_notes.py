@@ -17,7 +17,7 @@ from gradscope.dump.record import Json
 from gradscope.history.database.schema import RUN_OPTION
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import Screen, widest
 
 _HASH: Final = re.compile(r"[0-9a-f]{32,}")

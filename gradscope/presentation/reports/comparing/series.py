@@ -9,10 +9,12 @@ from gradscope.comparison import Comparison
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.record import Json
 from gradscope.presentation.render.document import Document, Note, Notes
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
+from gradscope.presentation.render.for_ci.junit import Case, Suite
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES, ComparisonReport
 from gradscope.presentation.reports.comparing.run_notes import verdict_annotation
+from gradscope.presentation.reports.comparing.tensor_cases import suite_of
 from gradscope.presentation.tables.table import Column, Line, Table
 
 _COLUMNS: Final = (
@@ -73,6 +75,20 @@ class SeriesReport:
     def annotations(self) -> list[Annotation]:
         """Returns the verdict; a comparison knows names and no source lines."""
         return [verdict_annotation(self.series.verdict, self.series.sentence)]
+
+    def suites(self) -> list[Suite]:
+        """Returns a suite of tests for each comparison, and one for steps that only one run has."""
+        alone = [
+            Case(group="step", name=name, ending="failure", why=f"only in the {side}", kind=kind)
+            for names, side, kind in (
+                (self.series.missing, "reference", "missing"),
+                (self.series.extra, "candidate", "extra"),
+            )
+            for name in names
+        ]
+        members = [suite_of(member.comparison, member.name) for member in self.series.members]
+        own = Suite(name="series", sentence=self.series.sentence, verdict=self.series.verdict, cases=alone)
+        return [*members, *([own] if alone or not members else [])]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the rows of every comparison, each with the name of its comparison."""

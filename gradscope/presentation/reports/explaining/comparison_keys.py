@@ -54,6 +54,12 @@ COMPARED_RUNS: Final = {
     "rounding": "The parameter whose gradient is zero but for rounding, from which the difference of the row comes",
     "counterpart": "What the candidate calls the tensor, where that differs",
     "rounded": "All parameters of which that is so, up to this step",
+    "exchanged": "Two layers of both runs, one of which has other values: the first one comes first in the reference, "
+    "and behind the other one in the candidate",
+    "packed": "The parameters of one run that hold several of the other one, by their statistics at the first step",
+    "whole": "The name of the parameter that holds the others",
+    "parts": "The names of those",
+    "in_ref": "Whether the reference has the whole, and the candidate the parts",
     "compared_steps": "How many steps both runs recorded",
     "ref_only_steps": "How many only the reference recorded",
     "cand_only_steps": "How many only the candidate recorded",

@@ -25,8 +25,14 @@ _LABELS: Final = {
     "idle": "Of a program that `mesh` runs, how many devices it is run on where that is not all of them",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
+    "order": "Of two training runs that differ, two layers that are called in another order, as a norm and what it is "
+    "before or behind",
+    "packed": "A parameter of one training run that holds several of the other one, as a matrix of queries, keys and "
+    "values does: runs have statistics, so that it is paired with nothing. Compare dumps of a step, which do pair it",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
     "branch: they learn once that one has moved",
+    "clip": "That every recorded step of a run clips its gradients, and leaves at most a thousandth of their norm, as "
+    "a clip at 1e-6 does: it sets the size of every step. Compare grad_norm with grad_norm_clipped (gradscope export)",
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
     "dropped": "The random masks inside the model, as of a dropout, that make more than 0.8 of the elements zero, by "
     "more than chance: a rate that is too high, or the share to keep taken for the share to drop",

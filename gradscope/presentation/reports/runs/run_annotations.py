@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.views.learning import Learning
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import BAD
 from gradscope.presentation.reports.origins import OF_ORIGINS, origin_annotation
 from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, worst_alarm

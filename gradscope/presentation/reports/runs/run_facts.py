@@ -27,6 +27,10 @@ from gradscope.presentation.tables.over_time.sparkline import sparkline
 
 #: Columns of the loss's sparkline.
 _LOSS_WIDTH: Final = 40
+#: A clip is named that leaves at most this share of the gradients, at each of so many recorded steps or more: large
+#: models begin with gradients that are a hundred times a clip.
+_HARDLY_LEFT: Final = 1e-3
+_FEWEST_CLIPPED: Final = 5
 
 
 def run_facts(
@@ -58,7 +62,30 @@ def run_facts(
         facts["resumed"] = f"after {count(resumed_from)} steps"
     facts["run"] = path
     notes = [Note(label=label, text=text) for label, text in facts.items()]
-    return [*notes[:1], *learning_notes(learning), *notes[1:]]
+    return [*notes[:1], *learning_notes(learning), *clip_notes(steps), *notes[1:]]
+
+
+def clip_notes(steps: Mapping[str, np.ndarray]) -> list[Note]:
+    """Returns a note where hardly anything of the gradients is left by what clips them, at every recorded step.
+
+    Such a clip sets the size of each step, and not that of outliers. Where that is meant, nothing is wrong.
+
+    Args:
+        steps: What was recorded of each step, by column.
+    """
+    norms, clipped = steps.get("grad_norm"), steps.get("grad_norm_clipped")
+    if norms is None or clipped is None:
+        return []
+    known = np.isfinite(norms) & (norms > 0) & (clipped > 0)
+    shares = clipped[known] / norms[known]
+    if len(shares) < _FEWEST_CLIPPED or shares.max() > _HARDLY_LEFT:
+        return []
+    text = (
+        f"at every recorded step, what clips or multiplies the gradients leaves {float(np.median(shares)):.2g} of "
+        "their norm (the median): an optimizer that does not divide by their size hardly moves, and a clip makes all "
+        "steps about equally large; where that is not meant, clip less"
+    )
+    return [Note(label="clip", text=text)]
 
 
 def steps_words(taken: int, steps: Mapping[str, np.ndarray], learning: Learning) -> str:

@@ -23,7 +23,7 @@ from gradscope.history.views.at_step import not_recorded
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning, learning
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
-from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.for_ci.github import Annotation
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.origins import origin_json, origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, run_verdict, worst_alarm

@@ -361,6 +361,22 @@ def test_an_axis_is_as_wide_as_its_numbers_with_their_signs(browser: Any, tmp_pa
     page.close()
 
 
+def test_the_places_along_depth_are_the_names_of_layers(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    page.add_init_script("""
+        window.drawn = [];
+        const pen = CanvasRenderingContext2D.prototype, own = pen.fillText;
+        pen.fillText = function (text, ...rest) { window.drawn.push(text); return own.call(this, text, ...rest); };
+    """)
+    page.goto(pages["dump"].as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=30_000)
+    page.wait_for_selector("#depth .u-over")
+    drawn = page.evaluate("window.drawn")
+    assert {"stem/conv", "block1/relu"} <= {*drawn}
+    assert not {"2", "4", "6"} & {*drawn}
+    page.close()
+
+
 def test_a_run_that_is_lost_opens_at_the_last_step_with_values_and_names_the_rows_of_its_heat_map(
     browser: Any, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def faults(
     folder: Path, *, change: Callable[[Any, Any], Any] | None = None, record: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = TX, params: Any = PARAMS, other: Callable[[Any], Any] | None = None,
     returned: Callable[[Any, Any], Any] = _State, steps: int = 8, last: float = 1.0,
+    of: Callable[[Any, Any], Any] = loss,
 ) -> list[str]:  # fmt: skip
     """What a run of a loop says of its updates.
 
@@ -50,12 +51,13 @@ def faults(
         other: Makes of the parameters another pytree of the state, as a mean of them.
         returned: Makes of the new parameters and the rest what the step returns.
         steps: How many are taken; every second is recorded.
+        of: The loss.
         last: What the inputs of the last one are multiplied by.
     """
     with gs.Probe(folder, every=2) as probe:
 
         def train_step(state: Any, opt_state: Any, batch: Any) -> Any:
-            _, grads = probe.value_and_grad(loss)(state.params, batch)
+            _, grads = probe.value_and_grad(of)(state.params, batch)
             updates, opt_state = optimizer.update(grads, opt_state, state.params)
             probe.record(updates=updates if record is None else record(updates, grads), opt_state=opt_state)
             new = optax.apply_updates(state.params, updates)
@@ -134,6 +136,22 @@ def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_loops_whose_parameters_move_by_their_updates(loop: dict[str, Any], tmp_path: Path) -> None:
     assert faults(tmp_path, **loop) == []
+
+
+def test_a_target_network_is_moved_by_the_loop_and_by_no_update(tmp_path: Path) -> None:
+    def temporal(params: Any, batch: Any) -> Any:
+        target = jax.lax.stop_gradient(batch["x"] @ params["target"])
+        return jnp.square(batch["x"] @ params["online"] - 0.9 * target - batch["y"]).mean()
+
+    def averaged(new: Any, _: Any) -> Any:
+        return new | {"target": 0.99 * new["target"] + 0.01 * new["online"]}
+
+    both = {"online": drawn(0, 4, 3), "target": drawn(1, 4, 3)}
+    assert faults(tmp_path / "target", params=both, of=temporal, change=averaged) == []
+    (why,) = faults(
+        tmp_path / "online", params=both, of=temporal, change=lambda new, _: new | {"online": new["target"]}
+    )
+    assert why.startswith("online moves by something else")
 
 
 @pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])

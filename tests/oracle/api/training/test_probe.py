@@ -421,6 +421,13 @@ def test_folders_that_alarms_of_a_replaced_run_saved_are_named(
     assert [record.getMessage() for record in caplog.records if "alarm-" in record.getMessage()] == [
         f"gradscope: {left}"
     ]
+    for number in range(2, 7):
+        (tmp_path / f"alarm-00000{number}").mkdir()
+    gs.Probe(tmp_path, force=True).close()
+    said = [record.getMessage() for record in caplog.records if "alarm-" in record.getMessage()]
+    assert len(said) == 2, "a line for each run, and not for each folder"
+    assert said[1].startswith("gradscope: alarm-000001, alarm-000002, ")
+    assert said[1].endswith(" more are of steps that the run no longer has: they stay, and are not counted")
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["shardings", "shard_map"])

@@ -126,3 +126,14 @@ def test_json_and_csv_have_the_worst_elements() -> None:
     assert len(found["worst"]) == 10
     assert sum(number for _, number in found["octaves"]) == 2 * 6 * 3
     assert to_csv(report(wrong_head())).splitlines()[0] == "name,family,index,ref,cand,difference"
+
+
+def test_metrics_are_written_as_in_tables_and_the_largest_difference_has_its_place() -> None:
+    wrong = HEADS.copy()
+    wrong[1, 5, 0, 2] = 9.0
+    lines = to_text(report(wrong), Screen()).plain.splitlines()
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[2:14] if len(line.split()) > 1}
+    assert shown["max_abs"].endswith(f"(at [1,5,0,2], reference {HEADS[1, 5, 0, 2]:.3f}, candidate 9.00)")
+    assert (shown["mismatch"], shown["bit_equal"]) == ("0.7%", "no")
+    assert "," in shown["ulp_max"]
+    assert not {"max_abs_index", "max_abs_ref", "max_abs_cand"} & shown.keys()

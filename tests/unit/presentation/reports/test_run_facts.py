@@ -8,7 +8,7 @@ import pytest
 from gradscope.history.views.learning import Learning
 from gradscope.history.views.recorded_batches import RecordedBatches
 from gradscope.presentation.render.screen import Screen
-from gradscope.presentation.reports.runs.run_facts import loss_ends, run_facts
+from gradscope.presentation.reports.runs.run_facts import clip_notes, loss_ends, run_facts
 
 NAN, INF = float("nan"), float("inf")
 
@@ -47,3 +47,20 @@ def test_the_line_of_the_steps_says_what_is_to_know_of_batches_and_updates(
     learning = Learning(batches=RecordedBatches(same=same))
     notes = run_facts("run", steps, steps, taken=6, at=None, resumed_from=None, screen=Screen(), learning=learning)
     assert {note.label: note.text for note in notes}["steps"] == said
+
+
+@pytest.mark.parametrize(
+    ("clipped", "said"),
+    [
+        ([1e-6] * 5, True),
+        ([1e-6] * 4, False),  # of the first steps of a run nothing is said
+        ([1e-6] * 4 + [0.1], False),  # and not where a step is clipped little
+        ([5e-2] * 5, False),
+        ([NAN] * 5, False),  # nothing clips
+    ],
+)
+def test_a_clip_far_below_the_gradients_of_every_step_is_a_fact(*, clipped: list[float], said: bool) -> None:
+    steps = {"grad_norm": np.linspace(1.0, 3.0, len(clipped)), "grad_norm_clipped": np.array(clipped)}
+    notes = clip_notes(steps)
+    assert [note.label for note in notes] == ["clip"] * said
+    assert all("gradients leaves 5e-07 of their norm" in note.text for note in notes)

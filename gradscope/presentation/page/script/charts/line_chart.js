@@ -10,7 +10,7 @@ import { numberText, numeric, printable } from "../parts/text.js";
  *   the line has a gap, where it is undefined the neighbours are joined; a hue is the number of a colour
  * @typedef {{
  *   title: string, across: string, up: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
- *   logarithmic: boolean, reach?: [number, number], chosen?: (line: number, at: number) => void, own?: (key: string) => number,
+ *   logarithmic: boolean, named?: boolean, reach?: [number, number], chosen?: (line: number, at: number) => void, own?: (key: string) => number,
  * }} ChartParts
  */
 
@@ -39,6 +39,10 @@ const CHARACTER = 8;
 const MARGIN = 20;
 /** The distances between the places of layers and of steps, which are whole. */
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+/** The distance between the names of layers on an axis, the characters of the longest that fits there, and beyond its end. */
+const NAMED_DISTANCE = 120;
+const LONGEST_NAME = 16;
+const BEYOND = 52;
 /** What is zero is drawn so far below the smallest value of a logarithmic axis. */
 const BELOW = 10;
 
@@ -128,7 +132,8 @@ export class LineChart {
 
   /** @param {number} width @param {number} floor @param {(number | null | undefined)[][]} values @returns {uPlot.Options} */
   options(width, floor, values) {
-    const { lines, logarithmic, names, across, up, reach } = this.parts;
+    const { lines, logarithmic, names, across, up, reach, named } = this.parts;
+    const atPlace = (/** @type {number} */ at) => (!Number.isInteger(at) ? "" : named ? shortened(printable(names[at] ?? "")) : place(at));
     const axis = { stroke: colour("text"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
     const zero = this.zero(floor);
     const points = (this.parts.positions.length || 1) < 60;
@@ -145,14 +150,14 @@ export class LineChart {
         ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5, filter: onlyPoints } })),
       ],
       axes: [
-        { ...axis, label: across, labelSize: ROW, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
+        { ...axis, label: across, labelSize: ROW, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map(atPlace), ...(named ? { space: NAMED_DISTANCE } : {}) },
         { ...axis, label: up, labelSize: ROW, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => (value === zero ? "0" : tick(value, logarithmic))), ...(logarithmic ? { splits: (_plot, _axis, low, high) => (zero === null ? places(low, high) : [zero, ...places(low, high).filter((at) => at >= floor)]), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
         setCursor: [(plot) => this.showAt(plot.cursor.idx ?? null)],
         draw: [(plot) => this.drawMarks(plot)],
       },
-      padding: [8, 12, 0, 0],
+      padding: [8, named ? BEYOND : 12, 0, 0],
       ...(names.length === 0 ? { cursor: { show: false } } : {}),
     };
   }
@@ -277,6 +282,11 @@ function decades(low, high) {
 /** A place on the axis as text: 250M for 250,000,000. @param {number} at */
 function place(at) {
   return Math.abs(at) <= LONGEST_PLACE ? String(at) : at.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 3 });
+}
+
+/** A name that fits between its neighbours: its end tells layers apart. @param {string} name */
+function shortened(name) {
+  return name.length <= LONGEST_NAME ? name : `…${name.slice(1 - LONGEST_NAME)}`;
 }
 
 /** The places along a logarithmic axis that are numbered: few, however many decades it spans. @param {number} low @param {number} high */

@@ -28,6 +28,7 @@ function depthChart(depth, keys) {
     lines: depth.lines.map((line, at) => ({ label: line.label, values: lineValues(line.values), dashed: directions.size > 1 ? line.direction === "backward" : at > 0 && depth.lines.length <= MOST_DASHED })),
     marks: depth.marks ?? [],
     logarithmic: true,
+    named: true,
     own: (key) => ownPlace(depth, keys, key),
     chosen: (line, at) => {
       const key = depth.lines[line]?.keys[at];

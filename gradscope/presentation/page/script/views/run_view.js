@@ -246,7 +246,7 @@ export class RunView {
     const charts = layers.length < 2 ? [] : groups.map((group) => ({ group, lines: lines.filter((line) => group === "" || line.family === group) }));
     this.depthCharts = charts.filter((chart) => chart.lines.length > 0).map((chart) => new LineChart({
       title: chart.group === "" ? `Along depth at step ${this.step}` : `${chart.group} rms along depth at step ${this.step}`,
-      across: "layer, in execution order", up: "rms", names: layers, positions: layers.map((_, at) => at), marks: [], logarithmic: true,
+      across: "layer, in execution order", up: "rms", names: layers, positions: layers.map((_, at) => at), marks: [], logarithmic: true, named: true,
       lines: chart.lines,
       own: (key) => layers.indexOf(key.slice(key.indexOf("/") + 1)),
       chosen: (line, at) => select({ tensor: `${chart.lines[line]?.family ?? "activation"}/${layers[at] ?? ""}` }),

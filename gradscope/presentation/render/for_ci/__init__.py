@@ -1,0 +1,1 @@
+"""CI has what systems of continuous integration read: annotations of source lines, and cases of tests."""
