@@ -111,7 +111,8 @@ def outcome(
     result = _as_zero(claim, found) or _compared(claim, found, tolerance)
     if found.rough and result.status != "correct":
         return replace(result, status="not smooth here")
-    if result.status != "wrong":
+    # Unclear differences, as where the number of a solver's steps jumps, may be clear where it runs longer.
+    if not (result.status == "wrong" or (tightened and TOO_COARSE < result.expected < math.inf)):
         return result
     result = _by_solvers(_Level(claim, found, result), tightened, tolerance)
     return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
@@ -192,9 +193,8 @@ def _jumps(usual: _Level, levels: Iterable[_Level]) -> bool:
     """Returns whether a solution jumps, as of a bisection: differences are zero, and remain so or become unclear."""
     most = TOO_COARSE * _size(usual.claim, usual.there)
     moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= most]
-    unclear = [each.there.rough or each.compared.status == "not checked" for each in moved]
-    zero = [each.there.value == 0 for each in moved]
-    return bool(moved) and usual.there.value == 0 and all(map(max, unclear, zero))
+    unseen = [each.there.value == 0 or each.there.rough or each.compared.status == "not checked" for each in moved]
+    return bool(moved) and usual.there.value == 0 and all(unseen)
 
 
 def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | None:
