@@ -31,6 +31,8 @@ _ZERO: Final = 1e-13
 _UNSEEN: Final = 1e-6
 #: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
 _SHRUNK: Final = 1 / 10
+#: One that is more than this many times as large is another error.
+_ANOTHER: Final = 100.0
 #: An error up to this one may come from solvers that cannot run to a smaller tolerance, as their own rounding allows.
 _UNPROVEN: Final = 1e-3
 
@@ -109,7 +111,8 @@ def outcome(
     result = _as_zero(claim, found) or _compared(claim, found, tolerance)
     if found.rough and result.status != "correct":
         return replace(result, status="not smooth here")
-    if result.status != "wrong":
+    # Unclear differences, as where the number of a solver's steps jumps, may be clear where it runs longer.
+    if not (result.status == "wrong" or (tightened and TOO_COARSE < result.expected < math.inf)):
         return result
     result = _by_solvers(_Level(claim, found, result), tightened, tolerance)
     return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
@@ -152,14 +155,12 @@ class _Level(NamedTuple):
 def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim]], tolerance: float) -> Outcome:
     """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error.
 
-    A small error that none of them shows again, and none explains, proves nothing. An error may be small along one
-    direction by chance, where that of claim and differences happen to be alike; so what shrinks is the largest error of
-    the solvers so far. What is left of an error is the rule's where solvers that have come to their end leave it.
+    A small error that none of them shows again, and none explains, proves nothing: an integrator goes elsewhere when it
+    runs longer. It may be small along one direction by chance, where that of claim and differences happen to be alike;
+    so what shrinks is the largest error so far. What solvers that have come to their end leave of it is the rule's.
     """
-    first: Outcome | None = None
-    levels: dict[Tightening, _Level] = {}
-    shown: list[bool] = []
-    result = usual.compared
+    first, result = None, usual.compared
+    levels, shown = dict[Tightening, _Level](), list[bool]()
     largest = last = result.error
     for tightening, make in tightened.items():
         if tightening == "most repetitions" and last > largest / 2:
@@ -172,11 +173,11 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
         first = explained if explained is not None and (first is None or first.status != "correct") else first
         if first is not None and first.status == "correct" and again.status != "wrong":
             break
-        last = again.error
-        near = _moved(usual, level) <= TOO_COARSE  # farther away, a loop may be no solver
-        if again.status == "wrong" and near and not there.rough and again.error > largest:
-            largest = again.error
-        shown.append(again.status == "wrong" and again.error > result.error / 2 and not there.rough)
+        last, moved = again.error, _moved(usual, level)
+        wrong = again.status == "wrong" and not there.rough
+        largest = max(largest, last) if wrong and moved <= TOO_COARSE else largest  # farther, a loop may be no solver
+        ran_longer = moved > 0 or "repetitions" in tightening
+        shown.append(wrong and ran_longer and result.error / 2 < last <= _ANOTHER * result.error)
     factors = tuple(each.compared.factor for each in levels.values())
     if first is None and ((shown and not any(shown)) or usual.claim.hides_solvers) and result.error <= _UNPROVEN:
         return replace(result, status="not checked", expected=_UNPROVEN, solved=True)
@@ -190,11 +191,10 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
 
 def _jumps(usual: _Level, levels: Iterable[_Level]) -> bool:
     """Returns whether a solution jumps, as of a bisection: differences are zero, and remain so or become unclear."""
-    size = _size(usual.claim, usual.there)
-    moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= TOO_COARSE * size]
-    unclear = [each.there.rough or each.compared.status == "not checked" for each in moved]
-    zero = [each.there.value == 0 for each in moved]
-    return bool(moved) and usual.there.value == 0 and all(map(max, unclear, zero))
+    most = TOO_COARSE * _size(usual.claim, usual.there)
+    moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= most]
+    unseen = [each.there.value == 0 or each.there.rough or each.compared.status == "not checked" for each in moved]
+    return bool(moved) and usual.there.value == 0 and all(unseen)
 
 
 def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | None:
@@ -216,8 +216,8 @@ def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | 
 def _leave_error(levels: Mapping[Tightening, _Level]) -> bool:
     """Returns whether solvers have come to their end and leave an error.
 
-    All that run longer have to leave it, in whichever way they do, and those that repeat most have to repeat nothing
-    new: a solver may be slow, and of those of a rule and its function, one way may be for one of them alone.
+    All ways in which they run longer have to leave it, as one may be for the solver of the rule or its function alone,
+    and those that repeat most have to repeat nothing new: a solver may be slow.
     """
     if not {"many repetitions", "most repetitions"} <= levels.keys():
         return False

@@ -242,7 +242,7 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     if not math.isfinite(outcome.expected):
         return f"{what} is not finite near these values"
     if outcome.solved:
-        return "the error may be an iterative solver's: a smaller tolerance of the solver tells; --tol allows for it"
+        return "the error may be an iterative solver's: a smaller tolerance or step of it tells; --tol allows for it"
     if narrow is None:
         part = f"{outcome.expected:.0%}" if outcome.expected >= 0.01 else f"{outcome.expected:.1%}"
         return f"finite differences may err by {part} of it here; another --seed or --batch-size may tell"

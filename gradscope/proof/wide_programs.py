@@ -34,7 +34,6 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     Jaxpr,
     bind,
     is_literal,
-    opened,
     sub_jaxprs,
     trace,
     traced_as,
@@ -156,8 +155,6 @@ class _Evaluation:
             return self._with_rule(equation, values, _operation)
         if is_while(equation):
             return evaluated_while(equation, values, self.of)
-        if equation.params.get("differentiated") and "jaxpr" in equation.params:  # a checkpoint after differentiation
-            return self.of(*opened(equation.params["jaxpr"]), values)
         made = evaluated_inside(equation, values, self.of)
         return _operation(equation, values) if made is None else made
 

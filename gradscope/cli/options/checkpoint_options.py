@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gradscope.cli.options.shared import from_start
-from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules
+from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules, unused_rules
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.naming.selecting.patterns import Pattern
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor
@@ -30,10 +30,12 @@ def checkpoint_request(
         UsageError: A line, a rule or a pattern is not one.
         DumpError: A file of rules cannot be read.
     """
+    rules = None if map_file is None else read_map(from_start(map_file))
     return CheckpointRequest(
         path=from_start(path),
         key_map=KeyMap() if map_keys is None else read_key_map(from_start(map_keys)),
-        rearrange=None if map_file is None else partial(_rearranged, read_map(from_start(map_file))),
+        rearrange=None if rules is None else partial(_rearranged, rules),
+        unused=None if rules is None else partial(unused_rules, rules),
         keep_init=tuple(map(Pattern.parse, keep_init)),
     )
 

@@ -73,18 +73,38 @@ def arrays_by_rules(
         UsageError: A step does not fit a tensor, or a template its regular expression.
     """
     groups: defaultdict[tuple[MapRule, tuple[str, ...]], list[str]] = defaultdict(list)
-    first = FirstPattern([rule.candidate for rule in rules])
-    for name in read:
-        slashes = name.replace(".", "/")
-        if matched := first.match(name, slashes, key_of(PARAM, slashes)):
-            rule, found = rules[matched[0]], matched[1]
-            groups[rule, tuple(_filled(template, found) for template in rule.reference)].append(name)
+    for name, number, found in _matched(rules, read):
+        rule = rules[number]
+        groups[rule, tuple(_filled(template, found) for template in rule.reference)].append(name)
     for (rule, templates), unordered in groups.items():
         names = tuple(sorted(unordered, key=_by_numbers))
         results = Recipe(keys=names, steps=rule.steps).results([read[name]() for name in names])
         numbered = [templates[0].replace("{i}", str(part)) for part in range(len(results))]
         targets = numbered if rule.counted else templates
         yield names, {target: each for target, each in zip(targets, results, strict=False) if target}
+
+
+def unused_rules(rules: Sequence[MapRule], names: Iterable[str]) -> list[str]:
+    """Returns the regular expressions of the rules that apply to none of a file's tensors.
+
+    Args:
+        rules: The rules. The first that matches a tensor applies.
+        names: The names of the tensors.
+
+    Raises:
+        UsageError: Matching takes too long.
+    """
+    used = {number for _, number, _ in _matched(rules, names)}
+    return [rule.candidate.spelling.removeprefix("re:") for number, rule in enumerate(rules) if number not in used]
+
+
+def _matched(rules: Sequence[MapRule], names: Iterable[str]) -> Iterator[tuple[str, int, re.Match[str]]]:
+    """Yields the tensors of a file to which rules apply, with the number of the rule and the match."""
+    first = FirstPattern([rule.candidate for rule in rules])
+    for name in names:
+        slashes = name.replace(".", "/")
+        if matched := first.match(name, slashes, key_of(PARAM, slashes)):
+            yield name, *matched
 
 
 def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:

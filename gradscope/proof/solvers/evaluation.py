@@ -49,6 +49,8 @@ def evaluated_inside(
 ) -> list[Any] | None:
     """Returns the outputs of a call, a checkpoint, a `scan`, a `cond` or a `shard_map`; None for any other equation.
 
+    A checkpoint is one, too, of which JAX has made the backward pass, and the values that it computes again.
+
     Args:
         equation: The equation.
         values: Its operands.
@@ -60,7 +62,7 @@ def evaluated_inside(
     if not subs:
         return None
     transfer = transfer_of(equation, subs[0])
-    if transfer.in_place:
+    if transfer.in_place or equation.params.get("differentiated"):
         return evaluate(subs[0].jaxpr, subs[0].constants, values)
     if transfer.exclusive:
         chosen, *operands = values

@@ -87,7 +87,7 @@ def variables_from_file(
     read = {*paths}
     kept = {path: leaf for path, leaf in zip(full, own, strict=True) if path not in read}
     with open_checkpoint(request.path) as saved:
-        tensors = request.renamed(saved)
+        tensors, unused = request.renamed(saved), request.unused_notes(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
         found = by_position(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
         tensors |= typed_keys(found, leaves, tensors)
@@ -99,16 +99,17 @@ def variables_from_file(
             whole = by_position(range(len(full)), tensors) if ordered else find_variables(full, own, list(tensors))
             names = (name for path, name in zip(full, whole.names, strict=True) if path in kept and name)
             of_kept = frozenset(names) - {*found.names}
-        file = _File(path=request.path, tensors=tensors, variables=dict(zip(paths, leaves, strict=True)), found=found,
-                     kept=of_kept, kernels=lambda: {full[at]: kernel for at, kernel in kernels().items()})  # fmt: skip
+        variables = dict(zip(paths, leaves, strict=True))
+        file = _File(path=request.path, tensors=tensors, variables=variables, found=found, kept=of_kept, unused=unused,
+                     kernels=lambda: {full[at]: kernel for at, kernel in kernels().items()})  # fmt: skip
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if kept or None in found.names else []
         arrays = [
             made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path], file.flips(path, axes))
             for at, path, name, leaf in zip(wanted, paths, found.names, leaves, strict=True)
         ]
-    notes = [*choice_note(request.path), *file.notes(axes), *axes_notes(reshaped), *dtype_notes(leaves, arrays)]
-    notes += count_notes(paths, found, tensors, arrays)
+    notes = [*choice_note(request.path), *unused, *file.notes(axes), *axes_notes(reshaped)]
+    notes += [*dtype_notes(leaves, arrays), *count_notes(paths, found, tensors, arrays)]
     if kept:
         notes.append(f"as init makes them (--keep-init): {', '.join(shortened(in_groups(kept, paths)))}")
     values = {**dict(enumerate(made)), **dict(zip(wanted, arrays, strict=True))}
@@ -126,6 +127,7 @@ class _File:
         variables: The model's variables by path.
         found: Where they are.
         kept: The names of the tensors that variables have which are not read; None where all are.
+        unused: A sentence about rules of the user's that apply to no tensor, or nothing.
         kernels: Returns the variables that the model convolves with, by path.
     """
 
@@ -134,6 +136,7 @@ class _File:
     variables: Mapping[str, Leaf]
     found: Matches
     kept: frozenset[str] | None
+    unused: Sequence[str]
     kernels: Callable[[], Mapping[str, ConvolutionKernel]]
 
     def axes(self) -> dict[str, Axes]:
@@ -242,10 +245,11 @@ class _File:
         which = "of this model" if self.kept is None else "that are read"
         found = f"of the {count:,} variables {which} it has none"
         text = f"{printable(str(self.path))} is of another model, or has other names: {found}"
-        return DumpError("\n  ".join([text, *problems]), hint=hint)
+        return DumpError("\n  ".join([text, *problems, *self.unused]), hint=hint)
 
     def _refused(self, problem: str, hint: str | None) -> DumpError:
-        return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)
+        text = f"{printable(str(self.path))} is not a checkpoint of this model: {problem}"
+        return DumpError("\n  ".join([text, *self.unused]), hint=hint)
 
     @property
     def _is_ruled(self) -> bool:

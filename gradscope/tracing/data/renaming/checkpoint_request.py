@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.naming import Selection, printable
 from gradscope.naming.selecting.patterns import Pattern
 from gradscope.tracing.data.files.checkpoint_files import SavedTensor
+from gradscope.tracing.data.mismatches import shortened
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.leaves import Leaf
 
@@ -26,12 +27,14 @@ class CheckpointRequest:
         key_map: Renames its tensors.
         rearrange: Makes variables of its tensors before that, as the user's map file says; None without one. Those
             that it makes are `exact`: they are in the model's layout.
+        unused: Returns the rules of that file that apply to no tensor of some names; None without one.
         keep_init: The variables that stay as `init` makes them, whatever the checkpoint has.
     """
 
     path: Path
     key_map: KeyMap = field(default_factory=KeyMap)
     rearrange: Callable[[Mapping[str, SavedTensor]], Mapping[str, SavedTensor]] | None = None
+    unused: Callable[[Iterable[str]], Sequence[str]] | None = None
     keep_init: tuple[Pattern, ...] = ()
 
     @property
@@ -54,6 +57,17 @@ class CheckpointRequest:
         if made and not any(names.values()):
             raise DumpError(f"{printable(str(self.path))}: --map-keys leaves all of its tensors out")
         return {name: made[old].called(old) for old, name in names.items() if name}
+
+    def unused_notes(self, names: Iterable[str]) -> list[str]:
+        """Returns a sentence about the rules of the map file that apply to no tensor; none where all apply to some.
+
+        Args:
+            names: The names of the checkpoint's tensors.
+        """
+        unused = [] if self.unused is None else self.unused(names)
+        rules = f"{len(unused)} rules of --map apply" if len(unused) > 1 else "a rule of --map applies"
+        listed = ", ".join(shortened([printable(each) for each in unused]))
+        return [f"{rules} to no tensor of {printable(self.path.name)}: {listed}"] if unused else []
 
     def wanted(self, paths: Sequence[str], leaves: Sequence[Leaf]) -> tuple[int, ...]:
         """Returns the positions of the variables that are read, which are those that `keep_init` does not name.

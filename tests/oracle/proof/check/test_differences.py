@@ -88,6 +88,16 @@ def test_an_inconclusive_difference_is_not_checked() -> None:
     assert outcome(few_digits, at_home).status == "not checked"
 
 
+def test_differences_that_are_unclear_give_way_to_those_of_solvers_that_run_longer() -> None:
+    def held(derivative: float) -> Outcome:
+        steps = Claim(loss_at=lambda h: round(100.0 * h) / 100.0, derivative=derivative, scale=1.0, epsilon=0.01)
+        return outcome(steps, lambda: steps, {"condition": lambda: claim(lambda h: 1.0 + h, derivative)})
+
+    assert held(1.0).status == "correct"
+    assert held(1.0).expected <= 1e-6
+    assert held(1.01).status == "not checked"
+
+
 def test_at_a_kink_any_slope_between_the_one_sided_derivatives_passes_if_it_is_right_nearby() -> None:
     nearby = claim(lambda h: abs(h + 1.0), 1.0)
     for derivative in (-1.0, 0.5, 1.0):

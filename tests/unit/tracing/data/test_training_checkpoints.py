@@ -230,6 +230,19 @@ def test_rules_make_variables_of_tensors_of_another_form(folder: Path) -> None:
     assert_restored(dump(folder, saved, "--map", "rules.toml", "--map-keys", "names.txt"), folder)
 
 
+def test_a_rule_that_applies_to_no_tensor_is_told(folder: Path) -> None:
+    rule = "[[rule]]\ncandidate = '{}'\nreference = 'params/mid/kernel'\n"
+    said = "a rule of --map applies to no tensor of saved.npz: midd/kernel"
+    (folder / "rules.toml").write_text(rule.format("params/mid/kernel") + rule.format("midd/kernel"))
+    command = dump(folder, values(), "--map", "rules.toml")
+    assert_restored(command, folder)
+    assert command.errors.splitlines() == [said]
+    saved = {name.replace("mid/kernel", "middle"): array for name, array in values().items()}
+    command = dump(folder, saved, "--map", "rules.toml")
+    assert command.status == 3
+    assert "2 rules of --map apply to no tensor of saved.npz: params/mid/kernel, midd/kernel" in command.errors
+
+
 def test_no_line_of_a_key_map_is_proposed_for_what_rules_have_made(folder: Path) -> None:
     saved = {name.replace("params/", ""): array for name, array in values().items()}
     saved["mid.weight"] = saved.pop("mid/kernel").T

@@ -254,6 +254,16 @@ def test_a_small_error_is_not_wrong_where_a_solver_reaches_no_smaller_tolerance(
     assert gradient(equilibrium(until_small, factor=1.0002)).status == "wrong"
 
 
+def test_a_solver_that_a_checkpoint_runs_again_runs_longer_in_its_rule_too() -> None:
+    def gradient_of(solve: Callable[..., Any]) -> Any:
+        return jax.grad(jax.checkpoint(equilibrium(solve)))
+
+    with wide_types():
+        w, x = widened(W), widened(X)
+        far = gradient_of(lambda step, start: lax.fori_loop(0, 60, lambda _, z: step(z), start))(w, x)
+        np.testing.assert_allclose(tightened(gradient_of(until_small), "further")(w, x), far, rtol=1e-10)
+
+
 @pytest.mark.parametrize("times", [3, 4, 7])
 def test_steps_that_python_repeats_are_found_and_may_be_taken_again(times: int) -> None:
     def function(w: Any, x: Any) -> Any:
