@@ -104,7 +104,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     rows |= {} if options.bitwise or options.has_tolerance else statistics.with_divisors(pairing.matched, rows)
     rows |= with_likely_causes(dumps, pairing.matched, rows, statistics, kinks)
     rows |= with_other_forms(dumps, pairing.matched, rows) | in_need_of_no_tolerance(dumps, pairing, rows)
-    rows |= {key: replace(rows[key], likely=what) for key, what in kept_pairs.unlike.items() if key in rows}
+    rows |= {k: replace(rows[k], likely=what, explained=True) for k, what in kept_pairs.unlike.items() if k in rows}
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
         *inverse_rows(dumps, pairing.inverse, options),

@@ -14,7 +14,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM, UNTRAINED
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS, UNRETURNED
-from gradscope.comparison.layout.recipe_steps import FLIP, REORDER
+from gradscope.comparison.layout.recipe_steps import FLIP, OF_VECTOR, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.comparison.metrics.evidence import frozen_in, no_gradient_in
 from gradscope.dump.manifest.json_text import as_float
@@ -76,7 +76,7 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     meant so. Where the first layer that differs uses one, the layout may be the fault, unless the values show another;
     of several, the others are only counted.
     """
-    stored = (row for row in rows if row.family == PARAM and row.made_by)
+    stored = (row for row in rows if row.family == PARAM and row.made_by and not OF_VECTOR.fullmatch(row.made_by))
     own = [
         row for row in stored if row.matched_by == "name" or row.name in blame.turned or f", {REORDER} " in row.made_by
     ]

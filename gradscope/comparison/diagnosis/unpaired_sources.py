@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.judge import ALLOWED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -216,11 +217,18 @@ def unpaired_before(
         }
         if alone and program.layers:
             agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
+            # A value that is known to be a function of one that both programs have agrees, too.
+            agreeing |= {key_of(row.family, row.name) for row in rows if row.status == status and _is_redundant(row)}
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
             before = sources_among(sources, program.owner(first), alone, agreeing | right)
             found += [row for key, row in alone.items() if key in before]
     return tuple(found)
+
+
+def _is_redundant(row: ComparisonRow) -> bool:
+    """Returns whether a value that one program alone has is known to agree; of a gradient, only its value is."""
+    return row.family == ACTIVATION and not row.counts and not row.why.endswith(ALLOWED)
 
 
 def _borne_out(

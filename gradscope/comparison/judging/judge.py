@@ -22,6 +22,9 @@ from gradscope.naming.wording import brief, counted, percent
 #: The remark on an input that agrees in a layout which nothing but its own values shows.
 UNPROVEN: Final = "its own values alone show this layout: no parameter has it, and what is computed from it differs"
 
+#: Why a tensor that only one dump has does not count, where the user says so.
+ALLOWED: Final = "allowed"
+
 #: Why running variances are the same that a library of JAX divides by the number of values.
 OF_PYTORCH: Final = "PyTorch divides the variance by one less than the number of values"
 
@@ -108,7 +111,7 @@ def one_sided(unmatched: Unmatched, allowed: Sequence[Pattern], other: Ledger) -
     """
     entry, status = unmatched.entry, unmatched.status
     permitted = any(pattern.matches(entry.name, key_of(entry.family, entry.name)) for pattern in allowed)
-    reasons = (unmatched.why_redundant or _why_missing(entry, status, other), "allowed" if permitted else "")
+    reasons = (unmatched.why_redundant or _why_missing(entry, status, other), ALLOWED if permitted else "")
     return ComparisonRow(
         name=entry.name,
         family=entry.family,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -16,6 +17,9 @@ REORDER: Final = "reorder"
 
 #: The word of a step that reverses arrays.
 FLIP: Final = "flip"
+
+#: The words of steps that give a vector axes of one element, or take them, and leave its elements where they are.
+OF_VECTOR: Final = re.compile(r"reshape \[(1, )*\d+(, 1)*\](, transpose \[[\d, ]+\])?")
 
 
 class RecipeStep(Protocol):

@@ -76,6 +76,20 @@ def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: 
     assert "another layout" not in ported.sentence  # all of the port have it
 
 
+def test_axes_of_one_element_of_a_vector_are_no_other_layout() -> None:
+    def captured(shape: tuple[int, ...], added: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("scaled"):
+                x = batch["x"] * weights["scaled"].reshape(1, -1) + added
+            return jnp.square(x - batch["y"]).mean()
+
+        return gs.capture(loss, {"scaled": KERNELS["first"][0].reshape(shape)}, BATCH, origins=False)
+
+    found = gs.compare(captured((1, 6), 0.0), captured((6,), 0.1)).sentence
+    assert found.startswith("Forward first differs at `scaled` "), found
+    assert "layout" not in found, found
+
+
 def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(reference: Dump) -> None:
     found = gs.compare(reference, _captured(ported=True, wrong="second"))
     assert "3 parameter gradients and 2 input gradients above it follow from that" in found.sentence

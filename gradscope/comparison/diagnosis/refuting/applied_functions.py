@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors
+from gradscope.comparison.diagnosis.refuting.behind.errors_behind import InheritedErrors, relative_error
 from gradscope.comparison.diagnosis.refuting.behind.norm_pairs import NormPairs
 from gradscope.comparison.diagnosis.refuting.behind.values_behind import ValuesBehind
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
@@ -31,8 +32,11 @@ _BY_NAME: Final = ("name", "path")
 
 def without_applied(
     dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
-) -> tuple[Pairing, dict[str, str]]:
+) -> tuple[Pairing, dict[str, str], dict[str, str]]:
     """Returns a pairing without pairs by name of a function's argument and value, and what their tensors are.
+
+    Last comes what those pairs are, by the reference's keys, of which the program that has the argument applies another
+    function.
 
     Args:
         dumps: The dumps.
@@ -47,7 +51,7 @@ def without_applied(
         and split_key(match.ref)[0] == ACTIVATION
     ]
     if not differing:
-        return pairing, {}
+        return pairing, {}, {}
     sources = forward_sources(dumps.ref)
     errors = InheritedErrors(dumps.ref, sources, {each.ref: rows[each.ref] for each in pairing.matched})
     biases = [
@@ -62,6 +66,7 @@ def without_applied(
     around = NearestKeys(sources, ChainMap(errors.known, factors))
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
+    unlike: dict[str, str] = {}
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
         owner, tolerance = dumps.ref.resolve(match.ref), errors.tolerance(match.ref)
         read = [factors[each] for each in around.behind(owner) if each in factors]
@@ -77,7 +82,11 @@ def without_applied(
             agreeing.update(with_loop_outputs(pairing, match, found.stages))
             errors.drop(match.ref)
             factors |= {} if found.factor is None else {owner: found.factor}
-    return without(dumps, pairing, dropped), agreeing
+        elif found is not None and found.function is not None and found.applied is False:
+            other = unlike_function(dumps, match, found.function)
+            unlike |= {} if other is None else {match.ref: other.words}
+            errors.replace(match.ref, relative_error(rows[match.ref]) if other is None else other.error)
+    return without(dumps, pairing, dropped), agreeing, unlike
 
 
 def with_loop_outputs(pairing: Pairing, match: Match, stages: Mapping[str, str]) -> dict[str, str]:

@@ -10,14 +10,13 @@ The products of one kernel with what both programs read are a pair, however smal
 may hide most of what is wrong with its queries. So are the values that such products alone are computed from.
 
 Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero:
-gradients show whether it differs (`gradient_traces`), and without them it is kept.
+gradients show whether it differs (`gradient_traces`), and without them it is kept. A difference may vanish behind the
+pair, as of a lost bias in a batch norm: a parameter that one program uses shows it.
 
-A difference may vanish behind the pair, as of a lost bias in a batch norm: a parameter that one program uses shows it.
-
-A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
-unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
-a pair by name is none, too (`applied_functions`). Nor is a pair of which one value has a bias that the other program
-adds elsewhere (`steps_apart`). Nor is a pair that is called as a refuted one of another block.
+A pair of which one value is a function of the other (`functions_between`) is no pair, whatever else differs, unless
+gradients show that one program leaves it out, or applies another. Where they show that both apply it, one by name is
+none, too (`applied_functions`). Nor is a pair of which one value has a bias that the other program adds elsewhere
+(`steps_apart`), nor one that is called as a refuted one of another block.
 """
 
 from __future__ import annotations
@@ -105,18 +104,19 @@ def without_refuted(
         return Unrefuted(pairing=pairing)
     pairing = without(dumps, pairing, other_operations(dumps, pairing, rows))
     pairing, hidden = without_hidden_biases(dumps, pairing, rows)
-    pairing, applied = without_applied(dumps, pairing, rows)
+    pairing, applied, unlike = without_applied(dumps, pairing, rows)
     divided, copies = divided_gradients(dumps, pairing, rows)
     alone = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT) | divided
-    known = _without_incomparable(dumps, Unrefuted(pairing=pairing, agreeing=hidden | applied | copies), rows, alone)
+    found = Unrefuted(pairing=pairing, agreeing=hidden | applied | copies, unlike=unlike)
+    known = _without_incomparable(dumps, found, rows, alone)
     pairing, agreeing = known.pairing, dict(known.agreeing)
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return known
     if whole is None:
         found = _without_alike(dumps, rows, guesses, _without_refuted_values(dumps, pairing, rows, agreeing, guesses))
-        pairing, applied = without_applied(dumps, found.pairing, rows)  # no wrong guess is before them any more
-        found = replace(found, pairing=pairing, agreeing={**found.agreeing, **applied})
+        pairing, applied, more = without_applied(dumps, found.pairing, rows)  # no wrong guess is before them any more
+        found = replace(found, pairing=pairing, agreeing={**found.agreeing, **applied}, unlike={**found.unlike, **more})
         return _without_incomparable(dumps, found, rows, {})
     found = whole()
     kept = {each.ref for each in found.pairing.matched}

@@ -9,7 +9,7 @@ by chance (as many channels as rows). So may those whose sizes alone are turned,
 Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
 a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
 with as many axes agree on (NCHW activations), else what the kernels of convolutions imply, else the order of axes in
-which equal values of the same two shapes were found (what `vmap` puts first or last).
+which equal values of the same two shapes were found (what `vmap` puts first or last), or values are by far nearest.
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ class _RelatedPairs:
             _, one, other = both_shapes(self._dumps, match)
             by_ones = one != other and subject not in self._shown and differ_by_ones(one, other)
             return usual or (plain if by_ones else None)
-        if plain is None or usual is None or not self._search.is_nearer(match.ref, match.cand, plain, usual):
-            return usual or plain
-        self._values[subject] = plain  # and its gradients
-        return plain
+        layout = self._search.nearest(match.ref, match.cand, possible, plain, usual)
+        if layout is not None and layout != usual:
+            self._values[subject] = layout  # and its gradients
+        return layout
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
         """Returns the layout of most pairs of as many axes, else of the same shapes; None where it is impossible."""

@@ -12,6 +12,7 @@ computed from them is read in that order.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -73,6 +74,9 @@ _MOST_CHANNELS: Final = 16
 
 #: The share of an error that another one is below that is smaller by far, of values that agree in neither layout.
 _NEARER: Final = 0.5
+
+#: The relative error below which one value has a part of another, such as all but the bias.
+_RELATED: Final = 0.9
 
 
 class LayoutSearch:
@@ -157,12 +161,31 @@ class LayoutSearch:
         """Returns the layouts without flips that two shapes allow, where an axis may be a flattened image."""
         return layouts(ref, cand, self._merged(cand))
 
-    def is_nearer(self, ref: str, cand: str, one: AxisLayout, other: AxisLayout) -> bool:
-        """Returns whether the values of two tensors are by far nearer to each other in one layout than in another."""
-        if not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
-            return False
-        near, far = (relative_error(*self.arrays(ref, cand), each) for each in (one, other))
-        return near < _NEARER * far
+    def nearest(
+        self, ref: str, cand: str, among: Iterable[AxisLayout], plain: AxisLayout | None, usual: AxisLayout | None
+    ) -> AxisLayout | None:
+        """Returns the layout in which two tensors are compared that agree in none.
+
+        That is the usual one, or that in their order where they are by far nearer to each other in it, or where there
+        is no usual one. Without either it is any other in which they are by far nearer to each other than in the rest.
+
+        Args:
+            ref: A key of the reference.
+            cand: A key of the candidate.
+            among: The layouts that their shapes allow.
+            plain: That of them in which their elements are in one order; None where there is none.
+            usual: That of them which most other pairs have; None where there is none.
+        """
+        stored = self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
+        if not stored or (plain is None) is not (usual is None):
+            return usual or plain
+        one, other = self.arrays(ref, cand)
+        chosen = [each for each in among if pure_axes(each)] if plain is None or usual is None else [plain, usual]
+        errors = {each: relative_error(one, other, each) for each in chosen}
+        near, far, *_ = [*sorted(errors.values()), math.inf, math.inf]
+        # Values that have nothing to do with each other differ by more than they are large, whatever their order.
+        is_near = near < _NEARER * far and (usual is not None or near < _RELATED)
+        return min(errors, key=errors.__getitem__) if is_near else usual
 
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""

@@ -63,6 +63,8 @@ class LayoutUse:
             family, name = split_key(match.ref)
             if family != ACTIVATION or self._is_used(match, layout, known, usual):
                 continue
+            if usual(match, self._search.possible(match.ref, match.cand)) is None and self._differs(match, layout):
+                continue  # as of what has the axes of `vmap` in one layer alone: that it differs is seen in its order
             gradient = self._matches.get(key_of(gradient_family(family) or "", name))
             for each in (match, gradient):
                 if each is not None and each in found:
@@ -136,6 +138,12 @@ class LayoutUse:
             return self._is_near(match, self._dumps.ref.array(match.ref), match.recipe.array(self._dumps.cand)) or None
         one, other = self._search.arrays(match.ref, match.cand)
         return self._is_near(match, one, other, known.get(match))
+
+    def _differs(self, match: Match, layout: AxisLayout) -> bool:
+        """Returns whether the values of a pair are known to differ in a layout."""
+        if not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand)):
+            return False
+        return not self._is_near(match, *self._search.arrays(match.ref, match.cand), layout)
 
     def _is_near(self, match: Match, one: Array, other: Array, layout: AxisLayout | None = None) -> bool:
         dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)

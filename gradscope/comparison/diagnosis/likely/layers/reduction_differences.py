@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,20 @@ _MOST_PAIRS: Final = 8
 
 #: Both tensors of a pair, in the layout of the reference.
 _Both: TypeAlias = tuple[Array, Array]
+
+
+class _Reduced(NamedTuple):
+    """_Reduced is a reduction that a layer may read.
+
+    Attributes:
+        words: What it is, in words.
+        function: The function of whose results it is; "" where it is of what a value is itself.
+        value: Its value.
+    """
+
+    words: str
+    function: str
+    value: Array
 
 
 class ReductionDifferences:
@@ -106,43 +120,51 @@ def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: st
     inputs = {size for own, _ in params if own.ndim == 2 for size in own.shape}
     if has_kernel and _is_layer_of(argument[0], values[0], [own for own, _ in params], work):
         return ""  # the reference's layer reads the argument as it is
-    one, other = (
-        next((each for each in _read(argument[at], shape, name, inputs, functions_too=has_kernel)
-              if _is_layer_of(each[1], values[at], known, work)), None)
-        for at, known in enumerate(zip(*params, strict=True))
-    )  # fmt: skip
+    known = [*zip(*params, strict=True)]
+
+    def found(at: int, first: str = "") -> _Reduced | None:
+        read = _read(argument[at], shape, name, inputs, functions_too=has_kernel, first=first)
+        return next((each for each in read if _is_layer_of(each.value, values[at], known[at], work)), None)
+
+    one = found(0)
     if one is None:
         return ""
-    own, read = one
+    other = found(1, one.function)
+    if other is not None and one.function != other.function:  # one function in both programs is likelier
+        one = found(0, other.function) or one
     if other is None:
-        reads = (each for each in _read(argument[1], shape, name, inputs, functions_too=has_kernel) if each[0] == own)
-        scaled = (_scaled(*each, values[1], [its for _, its in params], work) for each in reads)
-        return next((f"reads {words}, and the reference the {own}" for words in filter(None, scaled)), "")
-    its, read_by_cand = other
-    if own != its:
-        return f"reads the {its}, and the reference the {own}"
-    return "" if has_kernel else norm_difference(values, [(read, read_by_cand), *params])
+        reads = _read(argument[1], shape, name, inputs, functions_too=has_kernel, first=one.function)
+        scaled = (_scaled(each, values[1], known[1], work) for each in reads if each.words == one.words)
+        return next((f"reads {words}, and the reference the {one.words}" for words in filter(None, scaled)), "")
+    if one.words != other.words:
+        return f"reads the {other.words}, and the reference the {one.words}"
+    return "" if has_kernel else norm_difference(values, [(one.value, other.value), *params])
 
 
 def _read(
-    argument: Array, shape: tuple[int, ...], name: str, inputs: Collection[int], *, functions_too: bool
-) -> Iterator[tuple[str, Array]]:
+    argument: Array, shape: tuple[int, ...], name: str, inputs: Collection[int], *, functions_too: bool, first: str
+) -> Iterator[_Reduced]:
     """Yields reductions of an argument, or of a function of it, that a layer may read whose output has a shape.
 
-    A dense layer with one of some numbers of inputs may read a pooled image that is flattened.
+    A dense layer with one of some numbers of inputs may read a pooled image that is flattened. Those of the function
+    that is to be tried first come first: the maximum of what a function makes may be that of its argument, too.
     """
-    functions = ELEMENTWISE if functions_too and argument.size <= _MOST_ARGUMENTS else {}
-    for words, function in (("", np.copy), *functions.items()):
-        value, of = function(argument), f"the {words} of `{name}`" if words else f"`{name}`"
+    functions = {"": np.copy, **(ELEMENTWISE if functions_too and argument.size <= _MOST_ARGUMENTS else {})}
+    for words in sorted(functions, key=lambda each: each != first):
+        value, of = functions[words](argument), f"the {words} of `{name}`" if words else f"`{name}`"
+
+        def reduced(how: str, read: Array, of: str = of, words: str = words) -> _Reduced:
+            return _Reduced(f"{how} of {of}", words, read)
+
         for axes in itertools.combinations(range(1, value.ndim), max(0, value.ndim - len(shape))):
             if axes:
-                yield from ((f"{each} over the axes {[*axes]} of {of}", read) for each, read in reductions(value, axes))
+                yield from (reduced(f"{each} over the axes {[*axes]}", read) for each, read in reductions(value, axes))
         if value.ndim == len(shape) > 2:
             for channel in (1, value.ndim - 1):
                 pooled = tuple(value.shape[axis] if axis == channel else size for axis, size in enumerate(shape))
-                yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
+                yield from (reduced(f"{each} of windows", read) for each, read in windows_of(value, pooled))
         for pooled in _pooled(value.shape, inputs) if value.ndim > len(shape) == 2 else ():
-            yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
+            yield from (reduced(f"{each} of windows", read) for each, read in windows_of(value, pooled))
 
 
 def _pooled(shape: tuple[int, ...], inputs: Collection[int]) -> Iterator[tuple[int, ...]]:
@@ -155,10 +177,11 @@ def _pooled(shape: tuple[int, ...], inputs: Collection[int]) -> Iterator[tuple[i
                 yield found
 
 
-def _scaled(name: str, read: Array, value: Array, params: Sequence[Array], work: Work) -> str | None:
+def _scaled(read: _Reduced, value: Array, params: Sequence[Array], work: Work) -> str | None:
     """Returns what a layer with a kernel makes of a reduction before it multiplies that, in words; None for nothing."""
     kernels, vectors = ([each for each in params if (each.ndim > 1) is is_kernel] for is_kernel in (True, False))
-    return scaled_read((f"the {name}", read), kernels[0], value, vectors, work) if len(kernels) == 1 else None
+    argument = f"the {read.words}", read.value
+    return scaled_read(argument, kernels[0], value, vectors, work) if len(kernels) == 1 else None
 
 
 def _is_layer_of(read: Array, value: Array, params: Sequence[Array], work: Work) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at
-from gradscope.comparison.diagnosis.refuting.apart.functions_read import function_read
+from gradscope.comparison.diagnosis.refuting.apart.functions_read import function_read, reads_other_function
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_beside_fill, with_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import printable, split_key
@@ -115,8 +115,19 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
     """
     values = _values(dumps, match)
     found = [] if values is None else list(_functions(*values, tolerance))
-    # A large error may hide which of several functions it is.
-    return min(found, key=lambda each: (each[0].offset != 0, each[1]))[0] if found else None
+    if not found:
+        return None
+    # A large error may hide which of several functions it is, and the program that has the argument shows one of them.
+    read = {
+        of_ref: function_read(source, key) for of_ref, source, key in
+        ((True, dumps.ref, match.ref), (False, dumps.cand, match.cand)) if len(found) > 1
+    }  # fmt: skip
+
+    def likelihood(each: tuple[FunctionBetween, float]) -> tuple[bool, bool, float]:
+        function, error = each
+        return function.offset != 0, function.name != read.get(function.of_ref), error
+
+    return min(found, key=likelihood)[0]
 
 
 def _functions(ref: Array, cand: Array, tolerance: float) -> Iterator[tuple[FunctionBetween, float]]:
@@ -162,6 +173,9 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
     read = None if found.offset else function_read(source, key)
     if read is not None:  # more exact than a gradient that comes from the other program
         return read == found.name
+    other, its = (dumps.cand, match.cand) if found.of_ref else (dumps.ref, match.ref)
+    if not found.offset and reads_other_function(source, key) and function_read(other, its) == "":
+        return True  # a program that leaves out the function alone reads the argument as the other reads the value
     return _is_chained(dumps, match, found, values[0 if found.of_ref else 1], gradient) or None
 
 

@@ -22,6 +22,9 @@ from gradscope.naming import ACTIVATION, PARAM_GRAD, key_of, split_key
 #: The relative error up to which the gradient of a kernel is that for a function.
 _AGREE: Final = 1e-3
 
+#: That beyond which it is clearly none for a function, whatever rounding does.
+_CLEARLY_APART: Final = 5e-2
+
 #: The most elements of a value that a convolution may read a function of.
 _MOST_ELEMENTS: Final = 1 << 18
 
@@ -41,6 +44,17 @@ def function_read(source: DumpSource, key: str) -> str | None:
         if errors[best] <= _AGREE:
             return best
     return None
+
+
+def reads_other_function(source: DumpSource, key: str) -> bool:
+    """Returns whether what layers read of a value is neither the value nor any known function of it, as behind a mask.
+
+    Args:
+        source: The dump.
+        key: The key of the value, which has a tensor.
+    """
+    least = [min(errors.values()) for errors in (*_of_dense(source, key), *_of_convolutions(source, key))]
+    return min(least, default=0.0) > _CLEARLY_APART
 
 
 def _of_dense(source: DumpSource, key: str) -> Iterator[dict[str, float]]:

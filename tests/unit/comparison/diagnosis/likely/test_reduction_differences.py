@@ -156,3 +156,15 @@ def test_another_pool_is_told_before_an_image_is_flattened() -> None:
         assert sentence.startswith("Forward first differs at `fc` ("), sentence
         told = f"it reads the {words} of windows of the relu of `conv`, and the reference the maximum of windows of"
         assert told in sentence, sentence
+
+
+def test_a_maximum_is_of_what_the_other_program_takes_the_mean_of() -> None:
+    def pooled(name: str, names: tuple[str, ...]) -> Dump:
+        return _network(lambda x: getattr(jax.nn.relu(x), name)((1, 2)), names=names)
+
+    found = gs.compare(pooled("mean", ONE), pooled("max", OTHER)).sentence
+    # No maximum is below zero, so that it is the same with the function and without it.
+    of = "over the axes [1, 2] of the relu of `mixed`"
+    assert f"it reads the maximum {of}, and the reference the mean {of};" in found, found
+    found = gs.compare(pooled("max", ONE), pooled("mean", OTHER)).sentence
+    assert f"it reads the mean {of}, and the reference the maximum {of};" in found, found

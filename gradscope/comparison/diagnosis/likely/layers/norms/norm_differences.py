@@ -55,6 +55,7 @@ def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Ar
     ref, cand = values
     if not 1 < ref.size <= _MOST_ELEMENTS:
         return ""
+    reads = [*zip(*(_with_vectors([pair[side] for pair in reads], ref.shape) for side in (0, 1)), strict=True)]
     one, other = (_found([pair[side] for pair in reads], value) for side, value in enumerate(values))
     if one is not None and other is not None:
         if one[0].read != other[0].read:  # norms of two values
@@ -81,7 +82,13 @@ def is_norm(reads: Sequence[Array], value: Array) -> bool:
         reads: What the layer reads, its parameters among that.
         value: What it computes.
     """
-    return 1 < value.size <= _MOST_ELEMENTS and _found(reads, value) is not None
+    return 1 < value.size <= _MOST_ELEMENTS and _found(_with_vectors(reads, value.shape), value) is not None
+
+
+def _with_vectors(reads: Sequence[Array], shape: tuple[int, ...]) -> list[Array]:
+    """Returns what a layer reads, the scales that have axes of one element beside that of the channels as vectors."""
+    others = (each.shape != shape and each.size == max(each.shape, default=0) for each in reads)
+    return [each.reshape(-1) if is_vector else each for each, is_vector in zip(reads, others, strict=True)]
 
 
 def _found(reads: Sequence[Array], value: Array) -> tuple[_Norm, NormFactors] | None:

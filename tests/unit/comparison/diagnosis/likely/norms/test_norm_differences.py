@@ -77,6 +77,12 @@ def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], co
     assert _words(x, *uncentred) == f"normalises by {others}, and the reference by the mean square of what it reads"
 
 
+def test_a_scale_may_have_axes_of_one_element() -> None:
+    ref, cand = _norm(TOKENS, LAYER), _norm(TOKENS, LAYER, epsilon=1e-3)
+    reads = [(TOKENS, TOKENS), *((each.reshape(1, 1, -1), each.reshape(1, 1, -1)) for each in (SCALE, BIAS))]
+    assert norm_difference((ref, cand), reads) == "adds 1.0e-3 to the variance, and the reference 1.0e-5"
+
+
 def test_norms_over_other_groups_of_values_are_told() -> None:
     flat = TOKENS.reshape(-1, CHANNELS)
     ref, cand = ((flat - flat.mean(axis, keepdims=True)) / flat.std(axis, keepdims=True) for axis in (1, 0))
