@@ -155,9 +155,13 @@ def _completing(
         if its is None or gradient is None or its.shape != gradient.shape:
             continue
         layout = next(iter(agreeing_layouts(value, its)), None)
-        if layout is not None and np.linalg.norm(layout.read(its) - value) <= _EQUAL * np.linalg.norm(value):
+        if layout is None:
+            continue
+        # A layout orders the elements; axes that are one in the other program are still apart.
+        read, more = (layout.read(each).reshape(value.shape) for each in (its, gradient))
+        if np.linalg.norm(read - value) <= _EQUAL * np.linalg.norm(value):
             found.append(name)
-            total += layout.read(gradient)
+            total += more
     return found if np.linalg.norm(whole - total) <= tolerance * np.linalg.norm(whole) else []
 
 

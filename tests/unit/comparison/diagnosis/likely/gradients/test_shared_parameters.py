@@ -18,7 +18,9 @@ TERM = f"the gradient of `embed/kernel` is a term of the reference's: {TIED} are
 
 
 @cache
-def _dump(*, tied: bool = True, names: str = "", turned: bool = False, cut: str = "", other: bool = False) -> Dump:
+def _dump(
+    *, tied: bool = True, names: str = "", turned: bool = False, cut: str = "", other: bool = False, heads: int = 0
+) -> Dump:
     """A table of tokens, a block, and a head that has the same table, or one of equal values.
 
     Args:
@@ -27,6 +29,7 @@ def _dump(*, tied: bool = True, names: str = "", turned: bool = False, cut: str 
         turned: Whether the head has its table transposed.
         cut: The layer that uses a copy which is not trained.
         other: Whether the head has other values than the table.
+        heads: How many heads the channels of the tables are divided into; 0 where they are one axis.
     """
     rng = np.random.default_rng(0)
     table, kernel, more = (rng.normal(size=size).astype(np.float32) / 3 for size in ((20, 8), (8, 8), (20, 8)))
@@ -36,7 +39,11 @@ def _dump(*, tied: bool = True, names: str = "", turned: bool = False, cut: str 
         own = more if other else table.copy()
         params[f"{names}head"] = {"kernel": own.T if turned else own}
 
+    if heads:
+        params = jax.tree.map(lambda each: each.reshape(20, heads, -1) if len(each) == 20 else each, params)
+
     def loss(params: Any, tokens: Any) -> Any:
+        params = jax.tree.map(lambda each: each.reshape(len(each), -1), params)
         embed = params[f"{names}embed"]["kernel"]
         head = embed if tied else params[f"{names}head"]["kernel"]
         if turned:
@@ -57,6 +64,11 @@ def test_a_table_that_a_port_has_twice_is_told(turned: bool) -> None:
     found = gs.compare(_dump(), _dump(tied=False, turned=turned))
     assert found.verdict == "different"
     assert TERM in found.sentence, found.sentence
+
+
+def test_a_table_with_an_axis_of_heads_is_told() -> None:
+    assert TERM in gs.compare(_dump(), _dump(tied=False, heads=2)).sentence
+    assert TERM in gs.compare(_dump(heads=2), _dump(tied=False)).sentence
 
 
 def test_a_table_that_a_port_shares_is_told_also_under_other_names() -> None:
