@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.loss_values import is_loss
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.precision import coarser, dtype_class
+from gradscope.comparison.precision import coarser
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import nearest, sources_of
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 
 
 def losses_agree(one: float, other: float, limit: float) -> bool:
@@ -99,25 +100,6 @@ def losses_of_both_agree(dumps: Dumps, matches: Sequence[Match], rows: Mapping[s
     return not any(rows[key].status == "different" for key in read)
 
 
-def is_loss(source: DumpSource, key: str) -> bool:
-    """Returns whether a value is the loss of a dump: the one number that has it, and from which nothing is computed.
-
-    Args:
-        source: The dump.
-        key: The key of a value.
-    """
-    if not source.has_tensor(key):
-        return False
-    entry, loss = source.entry(source.resolve(key)), source.manifest.loss
-    if loss is None or entry.shape or entry.family != ACTIVATION or dtype_class(entry.dtype) != "float":
-        return False
-    if float(source.array(key)) != loss:  # the graph is made for none of the other numbers of a program
-        return False
-    made_of = sources_of(source.manifest.layers)
-    read = (each for made, each in made_of.items() if not is_gradient(split_key(made)[0]))
-    return not any(source.resolve(key) in each for each in read)
-
-
 def with_loss_compared(dumps: Dumps, row: ComparisonRow, limit: float) -> ComparisonRow:
     """Returns the row of a value that only the reference has; where that is a loss that differs, with the difference.
 
@@ -128,11 +110,10 @@ def with_loss_compared(dumps: Dumps, row: ComparisonRow, limit: float) -> Compar
         row: The row of a value that the reference has without a counterpart.
         limit: The largest relative error.
     """
-    key, other = key_of(row.family, row.name), dumps.cand.manifest.loss
-    if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
+    loss, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    if not row.counts or row.family != ACTIVATION or loss is None or other is None:
         return row
-    loss = float(dumps.ref.array(key))
-    if losses_agree(loss, other, limit):
+    if not is_loss(dumps.ref, key_of(row.family, row.name)) or losses_agree(loss, other, limit):
         return row
     error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf
     return replace(

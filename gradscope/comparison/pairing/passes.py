@@ -25,6 +25,7 @@ from gradscope.comparison.pairing.values.misnamed import (
     are_refuted,
     without_exchanged_calls,
     without_exchanged_outputs,
+    without_losses,
     without_slices,
 )
 from gradscope.comparison.pairing.values.parametrized_values import in_another_form
@@ -88,7 +89,7 @@ def _passes() -> Iterator[Pass]:
     yield by_shards
     yield by_split_batches
     yield by_micro_batches
-    yield certain(without_slices(in_turn(_by_right_name)))
+    yield certain(without_losses(without_slices(in_turn(_by_right_name))))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
@@ -113,7 +114,7 @@ def _passes() -> Iterator[Pass]:
 
     yield from (
         by_root,
-        certain(without_slices(in_turn(by_path))),
+        certain(without_losses(without_slices(in_turn(by_path)))),
         by_order,
         by_fingerprint,
         by_number,

@@ -271,3 +271,36 @@ def test_the_second_layer_of_a_sequence_is_not_the_layer_that_has_its_name_and_n
         assert found.verdict == "same", found.sentence
     else:
         assert found.sentence.startswith("Forward first differs at `conv/1` "), found.sentence
+
+
+@cache
+def _with_loss(*, inside: bool, fault: float = 1.0, stats_only: bool = False) -> Dump:
+    """Two layers, and a loss that is inside the scope of the last one or behind it."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("first"):
+            x = jnp.tanh(batch["x"] @ weights["first"])
+        with jax.named_scope("last"):
+            x = jnp.sin(x @ weights["last"] * fault)
+            if inside:
+                return jnp.square(x - batch["y"]).mean()
+        return jnp.square(x - batch["y"]).mean()
+
+    weights = {"first": _drawn(20, WIDTH, WIDTH), "last": _drawn(21, WIDTH, WIDTH)}
+    return gs.capture(loss, weights, BATCH, stats_only=stats_only)
+
+
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_a_loss_inside_the_last_layer_of_one_program_is_no_difference(stats_only: bool) -> None:
+    behind, inside = (_with_loss(inside=each, stats_only=stats_only) for each in (False, True))
+    for one, other in ((behind, inside), (inside, behind)):
+        assert gs.compare(one, other).verdict == "same"
+        assert "shape" not in gs.compare(one, other).sentence
+
+
+def test_a_fault_in_such_a_layer_is_one() -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_with_loss(inside=one), _with_loss(inside=other, fault=1.01))
+        assert found.verdict == "different"
+        assert "last" in found.sentence
+        assert "shape" not in found.sentence

@@ -19,8 +19,8 @@ import numpy as np
 from gradscope.comparison.diagnosis.refuting.behind.errors_behind import EXACT, ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, owner_sources
-from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.loss_values import is_loss
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.interfaces import DumpSource

@@ -5,8 +5,8 @@ it is a step in between: everything that is computed from it is compared, and ag
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
 the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
-has inside a layer of both, as where attention was rewritten in blocks, for operations, and for the lines of a program
-without scopes. Another layer that is missing was lost.
+has inside a layer of both, as where attention was rewritten in blocks, for a layer that returns the loss in one of
+them, for operations, and for the lines of a program without scopes. Another layer that is missing was lost.
 Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them,
 or one of PyTorch that the port makes by itself, as a causal mask: of equal values, it may be ignored by mistake.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gradscope.comparison.judging.judge import Unmatched
-from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
 from gradscope.comparison.judging.unpaired.unmatched_originals import why_of_parametrization
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
+from gradscope.comparison.loss_values import is_loss
 from gradscope.comparison.metrics.bounds import value_of
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
@@ -102,6 +102,7 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
     rewritten = own.facts.ported or own.has_no_scopes or other.has_no_scopes  # lines are no names to keep
     rewritten = rewritten or own.has_operation(key) or _is_in_common_layer(owner, own, other)
+    rewritten = rewritten or _is_loss_in_one(key, own, other)
     return "" if lost and not rewritten else _why_between(key, owner, own, other)
 
 
@@ -252,8 +253,8 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
     A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
-    of another tensor there, as of another part of the batch, a number of a layer that returns more, an operation, or
-    a step of a port that has another size, or the tensor is compared under another name.
+    of another tensor there, as of another part of the batch, a number of a layer that returns more, an operation, the
+    loss, or a step of a port that has another size, or the tensor is compared under another name.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
@@ -263,6 +264,7 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     otherwise = own.facts.cut_otherwise or own.returned.get(name) != other.returned.get(name)
     otherwise = otherwise or (own.has_operation(key) and other.has_operation(key))
     otherwise = otherwise or (own.facts.ported and own.has_another_size(key_of(ACTIVATION, name), other))
+    otherwise = otherwise or _is_loss_in_one(key, own, other)
     if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not otherwise:
         return ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
@@ -270,6 +272,13 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
         return "the gradient of the loss is one on either side"
     # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
     return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
+
+
+def _is_loss_in_one(key: str, own: PairedDump, other: PairedDump) -> bool:
+    """Returns whether the layer of a name returns the loss in one of two programs, and another value in the other."""
+    value = key_of(ACTIVATION, split_key(key)[1])
+    both = value in own.keys and value in other.keys
+    return both and is_loss(own.source, value) is not is_loss(other.source, value)
 
 
 def _total_gradients(key: str, own: PairedDump) -> list[str]:

@@ -6,7 +6,8 @@
 `without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
 `(h, c)` in one program and `(c, h)` in the other. `without_exchanged_calls` drops those of the calls of a layer that
 have other numbers, where both programs come to the same gradients. `without_slices` drops inputs of which one is a
-slice of the other. `equal_to_freed` pairs what is left of pairs that turn out to be none with what has its values.
+slice of the other, `without_losses` the loss of one program with what has its name. `equal_to_freed` pairs what is left
+of pairs that turn out to be none with what has its values.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -21,6 +22,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
+from gradscope.comparison.loss_values import is_loss
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, is_of_jax
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
@@ -169,6 +171,29 @@ def without_slices(find: Pass) -> Pass:
 def _is_slice(one: Entry, other: Entry) -> bool:
     integers = dtype_class(one.dtype) == dtype_class(other.dtype) == "integer"
     return one.family in (INPUT, INPUT_GRAD) and integers and prod(one.shape) != prod(other.shape)
+
+
+def without_losses(find: Pass) -> Pass:
+    """Returns a pass by names without the matches of the loss of one program with a value of several elements.
+
+    A scope around the last layer may have the loss inside in one program: what leaves it is the loss there.
+
+    Args:
+        find: The pass.
+    """
+
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
+        return [each for each in find(dumps, unmatched) if not _has_one_loss(dumps, each)]
+
+    return found
+
+
+def _has_one_loss(dumps: Dumps, match: Match) -> bool:
+    sides = (dumps.ref, match.ref), (dumps.cand, match.cand)
+    one, other = (source.entry(source.resolve(key)).shape for source, key in sides)
+    if split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD) or bool(one) is bool(other):
+        return False
+    return any(is_loss(source, key_of(ACTIVATION, split_key(key)[1])) for source, key in sides)
 
 
 def without_exchanged_outputs(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:

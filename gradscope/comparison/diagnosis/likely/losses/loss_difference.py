@@ -21,9 +21,10 @@ from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.diagnosis.likely.losses.before_loss import alone_before_loss
 from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.compare_options import LOSS, CompareOptions
-from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
+from gradscope.comparison.judging.loss_comparison import losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipe_steps import Concatenate
+from gradscope.comparison.loss_values import is_loss
 from gradscope.comparison.metrics.bounds import statistics_are_multiples
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
