@@ -78,7 +78,7 @@ class Arguments:
 
 def _as_jax_has_it(leaf: Any) -> Any:
     """Returns a leaf with the dtype that a program receives it in: float64 is float32 unless JAX has 64-bit types."""
-    if not hasattr(leaf, "dtype"):
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):  # a model of Keras has a dtype, too
         if not is_traceable(leaf):
             raise TypeError(f"{leaf!r:.80} is of type {type(leaf).__name__}, which is no array and no number")
         return jnp.asarray(leaf)

@@ -200,3 +200,15 @@ def test_a_variable_that_is_no_array_is_refused_as_by_jax() -> None:
     for run in (jax.grad(loss), lambda variables, batch: gs.capture(loss, variables, batch)):
         with pytest.raises(TypeError, match="'q'"):
             run(W | {"name": "q"}, X)
+
+
+class _Model:
+    """What is no array, though it has a dtype, as a model of Keras does."""
+
+    dtype = "float32"
+
+
+@pytest.mark.parametrize("given", [_Model(), object(), "text"])
+def test_an_argument_that_is_no_array_is_named(given: object) -> None:
+    with pytest.raises(TypeError, match=f"is of type {type(given).__name__}, which is no array and no number"):
+        gs.capture(lambda model, x: jnp.square(x).sum(), given, jnp.ones(3))
