@@ -10,7 +10,7 @@
    one.
 4. `judging`: tolerances and noise floors turn metrics into one *row* for each name. The tolerances used by default are
    in `default_tolerances.py`, based on what a dtype can resolve (`precision.py`); those of the user are in
-   `judging/tolerance_rules.py`.
+   `judging/tolerance_rules.py`. The loss, which either program may have in a layer, is told by `loss_values.py`.
 5. `diagnosis`: the first divergence, the layers that made it, and the verdict as a sentence.
 
 What builds on a comparison is in `follow_ups`: which layers are wrong when each runs on the reference's inputs, where

@@ -1,1 +1,1 @@
-"""CI has what systems of continuous integration read: annotations of source lines, and cases of tests."""
+"""Systems of continuous integration read annotations of source lines (`github`) and cases of tests (`junit`)."""
