@@ -1,4 +1,4 @@
-"""`sampled` parametrizes a test over cases of one kind, of which a third is run always and all before a release."""
+"""`sampled` parametrizes a test over cases of one kind, of which a quarter is run always and all before a release."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 #: Of so many cases one is run always, the first among them.
-_EVERY = 3
+_EVERY = 4
 
 
 def sampled(names: str | Sequence[str], cases: Iterable[Any], **options: Any) -> pytest.MarkDecorator:
-    """Returns what `pytest.mark.parametrize` does, with the mark `slow` on two of three cases.
+    """Returns what `pytest.mark.parametrize` does, with the mark `slow` on three of four cases.
 
     Args:
         names: The names of the arguments, as `parametrize` takes them.

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from tests.integration.command import gradscope
+from tests.support.sampled import sampled
 
 TWINS = """
 import jax, jax.numpy as jnp
@@ -107,7 +108,7 @@ def test_two_variables_of_one_name_are_in_the_dump_and_come_back_from_it_as_a_ch
     assert gradscope("compare", "one.npz", "two.npz", "--select", "param/a%2Fb", folder=folder).status == 1
 
 
-@pytest.mark.parametrize(
+@sampled(
     "options", [["--stop-gradient", "w"], ["--feed", "w=fed.npy"], ["--fetch", "w"], ["--of", "w"], ["--wrt", "w"]]
 )
 def test_an_ambiguous_name_is_refused_with_the_keys_of_its_values(folder: Path, options: list[str]) -> None:

@@ -15,6 +15,7 @@ from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import RULES
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm
+from tests.support.sampled import sampled
 
 LAYERS = ("first", "second", "third", "fourth", "fifth", "head")
 SIZE = 200
@@ -92,7 +93,7 @@ def test_a_sound_run_raises_no_alarm(seed: int) -> None:
     assert watched(Training(seed), steps=1000, every=20) == []
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("rule", "column", "family", "at"),
     [
         ("loss-spike", "loss", "activation", 64),
@@ -278,7 +279,7 @@ def steepening(sign: int) -> Any:
     return fault
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "rule", "key", "earliest", "latest"),
     [
         (stuck, "stuck", "param/fourth", 130, 130),

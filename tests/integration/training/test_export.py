@@ -23,6 +23,7 @@ from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
 from tests.integration.command import gradscope, in_shell
 from tests.integration.training.histories import STEPS, write
+from tests.support.sampled import sampled
 
 VALUES = np.array([0.0, 0.0, 1e-45, 0.5, -2.5, 3.0, 3.5], np.float32)
 
@@ -82,7 +83,7 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
     assert (quiet.status, quiet.output, quiet.errors) == (0, "", "")
 
 
-@pytest.mark.parametrize(
+@sampled(
     "line",
     [
         "-o -", "-o /dev/stdout", "-o /dev/stdout | cat", "-o /dev/stdout > x; cat x", "-o /dev/fd/3 3> >(cat)",

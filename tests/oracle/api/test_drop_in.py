@@ -18,6 +18,7 @@ import pytest
 import gradscope as gs
 from gradscope.errors import UsageError
 from tests.support.data import evenly, filled
+from tests.support.sampled import sampled
 
 W = {"w": evenly(-1.0, 1.0, 3)}
 X = evenly(0.0, 5 / 6, 2, 3)
@@ -261,7 +262,7 @@ def assert_differentiated_alike(loss: Any, second: Callable[..., Any], observe: 
     jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), found, expected)
 
 
-@pytest.mark.parametrize(("second", "observe"), [*((name, "stats") for name in SECOND), ("a Hessian", "tensors")])
+@sampled(("second", "observe"), [*((name, "stats") for name in SECOND), ("a Hessian", "tensors")])
 def test_it_can_be_differentiated_again(second: str, observe: Any) -> None:
     assert_differentiated_alike(deep, SECOND[second], observe, jax.jit)
 

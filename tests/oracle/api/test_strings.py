@@ -16,6 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.naming import FAMILIES
 from gradscope.presentation import Query
 from tests.support.data import evenly, filled
+from tests.support.sampled import sampled
 
 W = {"first": filled(0.5, 3, 3), "second": filled(1.0, 3)}
 X = evenly(0.0, 1.0, 2, 3)
@@ -76,7 +77,7 @@ CASES: list[tuple[Callable[..., Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("entry", "parameter", "name"), CASES, ids=lambda each: getattr(each, "__name__", each))
+@sampled(("entry", "parameter", "name"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_a_string_is_a_list_of_one(entry: Callable[..., Any], parameter: str, name: str) -> None:
     found = entry(**{parameter: name})
     assert found == entry(**{parameter: [name]})

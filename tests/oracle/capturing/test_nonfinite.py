@@ -210,7 +210,7 @@ def test_a_where_that_is_only_downstream_is_not_said_to_throw_the_result_away(fu
     assert "does not change the loss" in found.why
 
 
-@pytest.mark.parametrize("trap", [*FORWARD, *BACKWARD], ids=lambda trap: trap.__name__)
+@sampled("trap", [*FORWARD, *BACKWARD], ids=lambda trap: trap.__name__)
 def test_every_other_cause_is_recognised(trap: Any) -> None:
     found = origin_of(scanned(trap))
     primitive, why = (FORWARD | BACKWARD)[trap]

@@ -171,7 +171,7 @@ def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
     assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+@sampled("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
     def over_features(x: Any) -> Any:
         return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))

@@ -11,6 +11,7 @@ import pytest
 from gradscope.inspection.inspect_loss import inspect_loss
 from models import mlp, resnet50, transformer
 from tests.oracle.zoo import ShortResNet
+from tests.support.sampled import sampled
 
 #: XLA counts the body of a scan once, so that a scanned model is no oracle. Of a few dozen numbers, rounding and the
 #: polynomials that approximate transcendental functions would be larger than any tolerance.
@@ -33,7 +34,7 @@ def counted_by_xla(function: Any, *args: Any) -> float:
     return analysis["flops"] + analysis.get("transcendentals", 0.0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@sampled("name", MODELS)
 def test_a_models_flops_are_those_of_the_compiled_program(name: str) -> None:
     model = MODELS[name]
     variables, batch = shapes(model)

@@ -22,6 +22,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle import engine
 from tests.oracle.engine import Loss, Probe, assert_close, bits, expected, layer, unprobed
 from tests.oracle.terms import assert_sums, terms_of
+from tests.support.sampled import sampled
 
 WEIGHTS = np.linspace(-1.0, 1.0, 9).reshape(3, 3)
 INPUTS = np.linspace(-1.0, 2.0, 6).reshape(2, 3)
@@ -218,7 +219,7 @@ def test_a_branch_uses_what_it_is_handed_as_one_and_what_it_makes_by_itself(take
     assert sorted(not_executed) == ([] if taken else ["cond/branch1.0", "sin.0"])
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "positions", "operation"),
     [
         ("mul", (0, 1), lambda one, other: one * other),

@@ -11,6 +11,7 @@ import pytest
 
 from gradscope.errors import UsageError
 from tests.oracle.isolation.test_reproduction import ran, reproduction
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -36,7 +37,7 @@ def _of_stacks(params: Any, x: Any) -> Any:
     return (jax.lax.scan(_over_all, x, params["w"])[0] ** 2).mean()
 
 
-@pytest.mark.parametrize("iteration", ["[0][1]", "[1][2]"])
+@sampled("iteration", ["[0][1]", "[1][2]"])
 @pytest.mark.parametrize(
     ("loss", "stack", "origin"),
     [(_shared, _STACK, "run"), (_of_stacks, jnp.stack([_STACK, -_STACK]), "dump")],

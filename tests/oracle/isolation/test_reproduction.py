@@ -70,7 +70,7 @@ def reference_of_network() -> DumpSource:
     return gs.capture(network, PARAMS, BATCH, origins=False).source
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "name", "wrong"),
     [
         ("rule", "before block/down", {("vjp", "up")}),

@@ -19,6 +19,7 @@ from gradscope.capturing.isolate.reproducing.reproduction import Reproduction
 from gradscope.capturing.isolate.reproducing.reproduction_script import script, write_reproduction
 from gradscope.dump.storage.writing import partial_file
 from gradscope.errors import MachineError
+from tests.support.sampled import sampled
 
 
 def test_no_name_ends_the_docstring_or_escapes_in_it() -> None:
@@ -124,7 +125,7 @@ def test_a_script_is_at_no_time_beside_the_arrays_of_another(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["isolated.npz", "isolated.py"]
 
 
-@pytest.mark.parametrize("call", CALLS[:-1])
+@sampled("call", CALLS[:-1])
 def test_a_failure_in_a_folder_that_exists_leaves_no_mixture(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.stats import find
 from gradscope.stats.findings.rules.window_medians import window_medians
+from tests.support.sampled import sampled
 from tests.support.work import steps
 
 ONES: Mapping[str, Json] = {"size": 64, "zeros": 0, "min": 1.0, "max": 1.0, "mean": 1.0, "rms": 1.0, "amax": 1.0}
@@ -232,7 +233,7 @@ CASES: tuple[Callable[[int], Manifest], ...] = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@sampled("case", CASES, ids=lambda case: case.__name__)
 def test_work_grows_with_the_manifest(case: Callable[[int], Manifest]) -> None:
     small, large = case(60), case(240)
     # Sorting and bisection add a little to four times the work.

@@ -15,6 +15,7 @@ from jax import lax
 import gradscope as gs
 from gradscope.errors import ModelError
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 W = evenly(-1.0, 1.5, 4, 4)
 X = evenly(-0.9, 1.1, 3, 4)
@@ -134,7 +135,7 @@ LOSSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("loss", "ops"), [*((loss, True) for loss in LOSSES), (read_and_written, False), (a_loop, False), (calls, False)]
 )
 def test_values_and_gradients_are_those_of_jax(loss: Callable[[Any, Any], Any], ops: bool) -> None:

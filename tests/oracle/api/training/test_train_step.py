@@ -15,6 +15,7 @@ import pytest
 import gradscope as gs
 from gradscope.errors import UsageError
 from tests.support.data import drawn, filled
+from tests.support.sampled import sampled
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -86,7 +87,7 @@ def test_steps_are_bit_for_bit_those_of_a_loop_by_hand(
     assert ("clipped_grad/head/kernel" in seen[-1]) is bool(clip)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("text", "optimizer", "extra"),
     [
         ("contrib.sophia(0.01)", lambda: optax.contrib.sophia(0.01), ("obj_fn",)),

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -57,7 +58,7 @@ def captured(way: Way, *, stopped: bool = True, exchanged: bool = False) -> gs.D
     return gs.capture(loss, PARAMS, VIEWS, origins=False)
 
 
-@pytest.mark.parametrize("stopped", [True, False])
+@sampled("stopped", [True, False])
 @pytest.mark.parametrize("way", ["the other way round", "joined", "mapped"])
 def test_the_encoder_of_two_views_may_be_called_in_any_way(way: Way, *, stopped: bool) -> None:
     for one, other in permutations((captured("in turn", stopped=stopped), captured(way, stopped=stopped))):

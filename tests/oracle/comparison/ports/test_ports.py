@@ -16,6 +16,7 @@ from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from tests.support.ports.everything import FAULTY, PORTS
 from tests.support.ports.port import FAULTS, Port, captured, named_first
+from tests.support.sampled import sampled
 
 REFERENCES = {port.name: port for port in PORTS}
 
@@ -40,14 +41,14 @@ def compared(port: Port, fault: str = "") -> Comparison:
     return gs.compare(reference(port.name), captured(port.candidate(fault)))
 
 
-@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
+@sampled("port", PORTS, ids=lambda port: port.name)
 def test_a_correct_port_is_the_same_without_a_map(port: Port) -> None:
     found = compared(port)
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
     assert not found.models
 
 
-@pytest.mark.parametrize(("port", "fault"), CHOSEN, ids=[f"{port.name}-{fault}" for port, fault in CHOSEN])
+@sampled(("port", "fault"), CHOSEN, ids=[f"{port.name}-{fault}" for port, fault in CHOSEN])
 def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"
@@ -83,7 +84,7 @@ def _image_network(*, channels_first: bool) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.parametrize("channels_first", [False, True])
+@sampled("channels_first", [False, True])
 @pytest.mark.parametrize("width", [6, 8])
 def test_an_image_on_its_side_is_reported_where_no_parameter_is(width: int, channels_first: bool) -> None:
     draw = np.random.default_rng(11).normal

@@ -16,6 +16,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -115,7 +116,7 @@ def _of_another_label(logits: Array, label: Any) -> Array:
     return _by_logsumexp(logits, (label + 1) % SIZE)
 
 
-@pytest.mark.parametrize("loss", [_by_logsumexp, _by_product])
+@sampled("loss", [_by_logsumexp, _by_product])
 @pytest.mark.parametrize("dense", [_dense, _broadcast])
 def test_other_operations_of_a_loss_are_no_difference(
     dense: Callable[[Any, Any], Array], loss: Callable[[Array, Any], Array]

@@ -139,7 +139,7 @@ def test_what_layers_use_is_missed_in_tensors_without_a_manifest(
     assert gs.compare(gs.load(tmp_path / "fewer.npz"), ports[""]).verdict == "different"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@sampled("fault", FAULTS)
 def test_a_fault_is_blamed_on_its_layer(reference: Dump, ports: dict[str, Dump], fault: str) -> None:
     found = gs.compare(reference, ports[fault])
     assert found.verdict == "different"
@@ -948,7 +948,7 @@ class Mixture(nn.Module):
         return torch.as_tensor(y), (chosen.mean(0) * shares.mean(0)).sum()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "first"), [("", None), ("relu", "mixture.0"), ("half", "mixture.0"), ("another weight", "mixture/gate")]
 )
 def test_parts_of_a_layer_of_several_results_are_inside_it(fault: str, first: str | None) -> None:

@@ -139,7 +139,7 @@ def _smooth(function: str, scale: float, dtype: str = "float32") -> Dump:
     return gs.capture(loss, kernels, batch)
 
 
-@pytest.mark.parametrize("function", ["tanh", "gelu", "relu"])
+@sampled("function", ["tanh", "gelu", "relu"])
 def test_signs_that_flip_excuse_no_factor_and_nothing_of_a_smooth_function(function: str) -> None:
     right = gs.compare(_smooth(function, 1.0), _smooth(function, 1.0, "bfloat16"))
     assert right, right.sentence

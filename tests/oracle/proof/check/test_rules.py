@@ -375,7 +375,7 @@ def test_an_exchange_is_told_of_single_numbers_too() -> None:
     assert found.why == "a: the derivative with respect to b; b: the derivative with respect to a"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("forward", "backward", "why", "allow"),
     [
         (lambda x: jnp.round(4.0 * x), lambda g: g, "x: not zero, as the derivative is", "changed"),

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from gradscope.tracing.jaxpr.sharding import varying
 from tests.oracle.proof.check.test_rules import half_squared, proof, rule, statuses
+from tests.support.sampled import sampled
 
 
 def sharded(function: Callable[[Any, Any], Any], *, check_vma: bool = True) -> Callable[[Any, Any], Any]:
@@ -69,7 +70,7 @@ def test_what_a_shard_stops_counts_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
+@sampled("check_vma", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_wrong_rule_is_named_inside_a_shard_map(check_vma: bool, dtype: Any) -> None:
     loss = sharded(lambda w, x: half_squared((x @ w).astype(dtype)), check_vma=check_vma)

@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from gradscope.comparison.follow_ups.tensor_diff import element_difference
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(5).normal
 WEIGHTS = {
@@ -189,7 +190,7 @@ def _hidden(*, ported: bool, act: Any = jax.nn.gelu, factor: str = "number", val
     return gs.capture(loss, {name: block, "head": WEIGHTS["head"]}, INPUT, families=families, origins=False)
 
 
-@pytest.mark.parametrize("values_only", [False, True], ids=["with gradients", "without gradients"])
+@sampled("values_only", [False, True], ids=["with gradients", "without gradients"])
 @pytest.mark.parametrize("factor", ["number", "scale", "kernel"])
 def test_names_that_resemble_each_other_are_a_pair_where_a_factor_of_zero_hides_the_difference(
     factor: str, values_only: bool

@@ -12,6 +12,7 @@ from gradscope.arrays.passes import code_tally, compiled_pass, single_pass
 from gradscope.arrays.passes.code_tally import is_tallied, reduce_codes
 from gradscope.arrays.passes.native_kernel import NativeKernel
 from gradscope.arrays.reductions import Moments, Reduction
+from tests.support.sampled import sampled
 
 DTYPES = [ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu]
 
@@ -50,7 +51,7 @@ def assert_equal(found: Reduction, expected: Reduction) -> None:
     assert found.magnitudes.total == pytest.approx(expected.magnitudes.total, rel=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@sampled("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["every code", "random", "zeros", "constant", "not finite", "odd", "strided"])
 def test_the_reductions_are_those_of_the_elements(
     counted_by: str, monkeypatch: pytest.MonkeyPatch, dtype: Any, kind: str

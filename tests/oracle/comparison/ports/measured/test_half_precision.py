@@ -66,7 +66,7 @@ def test_a_right_port_is_the_same(name: str, made: Callable[[Program], Program])
     assert "running statistics" not in found.sentence
 
 
-@pytest.mark.parametrize(("name", "fault"), FAULTS)
+@sampled(("name", "fault"), FAULTS)
 def test_a_fault_is_told_at_its_layer(name: str, fault: str) -> None:
     port = BY_NAME[name]
     found = compared(port, fault)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.oracle.proof.check.test_rules import proof, rule
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 X = evenly(-0.9, 1.1, 5, 3)
 ZEROS, ONES, EYE = np.zeros((5, 3), np.float32), np.ones((5, 3), np.float32), np.eye(3, dtype=np.float32)
@@ -74,7 +75,7 @@ def test_a_rule_that_is_right_at_the_first_parameters_alone_is_wrong(loss: Any, 
     assert {each.status for each in found.gradients} == {"correct"}  # they are, at these parameters
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("loss", "value"),
     [(scaled(1), ONES), (shifted(1.0), ZEROS), (product(lambda p: p.T), EYE), (of_symmetric(), EYE)],
     ids=["ones", "zeros", "the identity", "a matrix that is always symmetric"],

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from gradscope.capturing.execution.arguments import Arguments
@@ -16,6 +15,7 @@ from gradscope.proof.proving import ProofOptions, ProofRow, prove
 from gradscope.proof.rules.faults.returned_values import RulePrograms, wrong_value
 from gradscope.tracing.loading.model import Model
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 W = evenly(-1.0, 1.5, 3, 4)
 X = evenly(-0.9, 1.1, 2, 3)
@@ -91,7 +91,7 @@ def two_passes(x: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "forward"),
     [
         (two_passes, one_pass),

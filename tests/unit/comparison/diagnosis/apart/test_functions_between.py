@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from gradscope.comparison.diagnosis.refuting.apart import functions_between
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(3).normal
 WEIGHTS = {
@@ -65,7 +66,7 @@ def _of_three_largest(x: Any, *, normalised: bool = True) -> Any:
     return shares / shares.sum(-1, keepdims=True) if normalised else shares
 
 
-@pytest.mark.parametrize(
+@sampled(
     "function",
     [jax.nn.relu, jax.nn.softmax, jax.nn.gelu, _of_three_largest, partial(_of_three_largest, normalised=False)],
     ids=["relu", "softmax", "gelu", "three largest", "three largest of all"],

@@ -15,6 +15,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 LAYERS, WIDTH = 2, 6
 _draw = np.random.default_rng(59).normal
@@ -98,7 +99,7 @@ def test_a_sum_inside_of_a_layer_is_the_same_outside_of_it() -> None:
         assert found.verdict == "same", f"{one} against {other}: {found.sentence}"
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@sampled("inside", [True, False])
 @pytest.mark.parametrize(("fault", "first"), [("no skip", "`layers["), ("half", "`layers["), ("relu behind", "`head`")])
 def test_a_fault_is_at_its_layer_where_the_sums_are_elsewhere(inside: bool, fault: Fault, first: str) -> None:
     found = gs.compare(_program(inside=inside), _program(inside=not inside, fault=fault))

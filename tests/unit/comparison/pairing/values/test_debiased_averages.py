@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _DRAW = np.random.default_rng(5)
 KERNELS = [_DRAW.normal(size=shape).astype(np.float32) for shape in ((4, 8), (8, 8))]
@@ -121,7 +122,7 @@ def _state(start: list[dict[str, Any]] | None, *, counter: int = 0, averages: bo
     return found
 
 
-@pytest.mark.parametrize("counter", [0, 100_000])
+@sampled("counter", [0, 100_000])
 @pytest.mark.parametrize("decay", [0.9, 0.99])
 def test_a_port_with_the_same_statistics_agrees(decay: float, counter: int) -> None:
     one, other = _plain(TRAINED, decay), _haiku(_state(TRAINED, counter=counter), (decay, decay))

@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -40,7 +41,7 @@ def _block(*, scoped: bool, order: tuple[int, int] = (0, 1), one: float = 1.0) -
     return gs.capture(loss, weights, {"x": drawn(8, 4, 6, WIDTH), "c": drawn(9, 4, 3)})
 
 
-@pytest.mark.parametrize("scoped", [False, True])
+@sampled("scoped", [False, True])
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

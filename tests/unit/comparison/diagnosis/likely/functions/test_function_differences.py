@@ -236,7 +236,7 @@ def _excited(gate: Callable[[Any], Any], *, of_port: bool, flat: bool = False) -
     return _captured(loss, {**kernels, names[1]: drawn(3, 6, 6)}, image if of_port else image.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@sampled("flat", [False, True])
 @pytest.mark.parametrize(
     ("gate", "words"), [(jax.nn.hard_sigmoid, "the hard_sigmoid of `excite`"), (jnp.tanh, "the tanh of `excite`")]
 )

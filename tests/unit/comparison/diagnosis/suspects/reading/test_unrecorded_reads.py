@@ -76,7 +76,7 @@ def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
 ATTENTION = "`block/out` (rel_l2 {}), which reads an attention with"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "sentence"),
     [
         ("scale", f"{ATTENTION} scores times 0.58, and in the candidate with scores times 1.0."),

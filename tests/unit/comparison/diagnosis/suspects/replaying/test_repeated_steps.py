@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.comparison import Comparison
+from tests.support.sampled import sampled
 
 ROWS, HALF, WIDTH = 4, 3, 8
 
@@ -71,7 +71,7 @@ def _coupled(fault: str) -> Comparison:
     return _compared(loss, COUPLING | LAYERS, {"x": _draw(5, ROWS, 4)})
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "step", "words"),
     [
         (

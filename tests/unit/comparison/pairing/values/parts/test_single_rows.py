@@ -42,7 +42,7 @@ def _dump(stored: str, *, joined: bool, wrong: bool = False, rest: str = "rest")
     return gs.capture(loss, weights, {"x": X}, origins=False)
 
 
-@pytest.mark.parametrize("joined_in", ["reference", "candidate"])
+@sampled("joined_in", ["reference", "candidate"])
 @pytest.mark.parametrize(
     ("stored", "rest"),
     [
