@@ -12,6 +12,7 @@ import pytest
 from gradscope.dump.recover import recover
 from gradscope.errors import DumpError
 from tests.support.dumps import read_all, some_of_everything, write
+from tests.support.sampled import sampled
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
@@ -75,7 +76,7 @@ def test_flipped_bits_are_refused_or_harmless(kind: str, tmp_path: Path, request
     assert min(outcomes.values()) > 50
 
 
-@pytest.mark.parametrize("kind", ["dump", "foreign"])
+@sampled("kind", ["dump", "foreign"])
 def test_numbers_written_over_the_structure_are_refused_or_harmless(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gradscope.tracing.debug_flags import turn_debug_flags_off
 from tests.integration.command import gradscope
+from tests.support.sampled import sampled
 
 MODEL: Final = """\
 import jax
@@ -39,7 +40,7 @@ def flags() -> Iterator[None]:
     turn_debug_flags_off()
 
 
-@pytest.mark.parametrize(
+@sampled(
     "command", [("dump", "model.py", "--batch-size", 4), ("train", "model.py", "--optimizer", "sgd(0.1)", "--steps", 3)]
 )
 def test_the_nan_is_found_and_explained(command: tuple[str, ...], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from jax._src import compilation_cache
 
 from gradscope.cli.commands import COMMANDS
 from tests.integration.command import Finished, gradscope, gradscope_process
+from tests.support.sampled import sampled
 
 #: Command lines and their exit statuses, in an order in which each finds what it reads.
 LINES = {
@@ -61,7 +62,7 @@ def finished(folder: Path, dumps: Path) -> dict[str, dict[str, tuple[Finished, l
     return {place: run(command, folder / place, dumps) for place, command in PLACES.items()}
 
 
-@pytest.mark.parametrize("line", LINES)
+@sampled("line", LINES)
 def test_a_process_of_its_own_gives_what_this_one_gives(
     finished: dict[str, dict[str, tuple[Finished, list[str]]]], line: str
 ) -> None:

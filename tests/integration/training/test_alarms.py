@@ -14,6 +14,7 @@ import gradscope as gs
 from gradscope.tracing.data.files.checkpoint_folders import checkpoint_in
 from tests.integration.command import Finished, gradscope, in_terminal
 from tests.integration.training.trained import contents, rows, write_files
+from tests.support.sampled import sampled
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -265,7 +266,7 @@ def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_end
     assert "the learning rate, 100, is too" in shown
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("rectifier", "said"),
     [
         ("leaky_relu", ("step 2: diverging: the update of step 0 is 4 times the parameters, and the loss grew from ",

@@ -185,7 +185,7 @@ def assert_same(found: Any, expected: Any) -> None:
 ODD = ("an integer that is differentiated", "a key that is differentiated", "holomorphic", "complex", "bfloat16")
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "observe"),
     [*((name, "stats") for name in CASES), *((name, "tensors") for name in (*ODD, "auxiliary output of any kind"))],
 )
@@ -267,12 +267,12 @@ def test_it_can_be_differentiated_again(second: str, observe: Any) -> None:
     assert_differentiated_alike(deep, SECOND[second], observe, jax.jit)
 
 
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND.keys())
+@sampled("second", SECOND.values(), ids=SECOND.keys())
 def test_operation_by_operation_too(second: Callable[..., Any]) -> None:
     assert_differentiated_alike(lambda w, x: (dense(w, x) ** 3).sum(), second, "stats", lambda function: function)
 
 
-@pytest.mark.parametrize("observe", MODES)
+@sampled("observe", MODES)
 def test_what_is_observed_does_not_depend_on_being_differentiated_again(observe: Any) -> None:
     def penalty(w: Any) -> Any:
         (_, grads), seen = gs.value_and_grad(deep, observe=observe)(w, X)

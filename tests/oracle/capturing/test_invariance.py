@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import gradscope as gs
@@ -186,7 +185,7 @@ def test_the_loss_does_not_change_with_what_is_called_invariant(model: str) -> N
     np.testing.assert_allclose(loss(moved, BATCH), loss(weights, BATCH), rtol=eps)
 
 
-@pytest.mark.parametrize("model", SMALL)
+@sampled("model", SMALL)
 def test_a_gradient_that_is_merely_small_is_not_called_invariant(model: str) -> None:
     loss, weights = SMALL[model]
     assert causes(gs.capture(loss, weights, BATCH)) == []

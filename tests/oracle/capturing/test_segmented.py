@@ -27,6 +27,7 @@ from gradscope.naming.sizes import parse_size, shown_size
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
 from tests.oracle.zoo import ZOO
+from tests.support.sampled import sampled
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +181,7 @@ def test_a_loop_that_does_not_fit_is_run_in_parts() -> None:
     assert check_against_one_run(layers_as_a_scan, arguments, 8 << 20, operations=False) >= 3
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@sampled("reverse", [False, True])
 def test_parts_of_a_loop_take_and_give_what_its_iterations_do(reverse: bool) -> None:
     """Slices, stacked outputs, a carry that nothing reads, a branch in some iterations, and a number that is odd."""
 

@@ -358,7 +358,7 @@ def dense(p: Any, name: str, x: Any) -> Any:
         return x @ p[name]["kernel"] + p[name]["bias"][None]
 
 
-@pytest.mark.parametrize(("silent", "other"), [("keys", "queries"), ("queries", "keys")])
+@sampled(("silent", "other"), [("keys", "queries"), ("queries", "keys")])
 def test_a_kernel_of_zeros_is_named_where_its_product_multiplies_a_signal(silent: str, other: str) -> None:
     def loss(p: Any, x: Any) -> Any:
         queries, keys = dense(p, "queries", x), dense(p, "keys", x)

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 EXAMPLES, STEPS, WIDTH = 6, 4, 5
 ORDER = np.array([3, 0, 5, 1, 4, 2])
@@ -87,7 +88,7 @@ def test_a_batch_in_another_order_is_the_same_and_the_sentence_says_so(reference
     assert np.array_equal(moved["x"][inverse], BATCH["x"])
 
 
-@pytest.mark.parametrize("fault", ["in", "merged"])
+@sampled("fault", ["in", "merged"])
 def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference: Dump, fault: str) -> None:
     found = gs.compare(reference, _captured(_moved("x", "labels"), fault))
     assert not found
@@ -255,7 +256,7 @@ def test_a_port_in_another_layout_agrees_in_another_order_of_the_examples() -> N
     assert {row.name: row.counterpart for row in found.rows if row.family == "input"} == {"x": "image", "y": "target"}
 
 
-@pytest.mark.parametrize("fault", ["conv", "up"])
+@sampled("fault", ["conv", "up"])
 def test_a_fault_of_a_port_in_another_layout_is_told_in_another_order_of_the_examples(fault: str) -> None:
     found = gs.compare(_channels_first(), _channels_last(fault))
     assert found.verdict == "different"

@@ -132,7 +132,7 @@ def test_a_bias_and_a_factor_may_be_within_a_layer_or_behind_it(inside: bool, ou
     assert why["embed"] == "one program multiplies by 3.0 within the layer, and the other outside of it"
 
 
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@sampled("seed", [2, 3, 4])
 def test_a_small_bias_is_found_behind_a_layer_whose_values_are_rounded(seed: int) -> None:
     """Values that are many times as large as the bias have a rounding of a few hundredths of it in bfloat16."""
     random = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.ports import torch_like
 from tests.support.ports.port import captured
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(21).normal
 X = {"x": _draw(size=(4, 8)).astype(np.float32)}
@@ -127,7 +128,7 @@ def test_two_joined_biases_are_one_for_each_gate_where_they_add_up_to_them() -> 
     assert not gs.compare(apart, _gated(*gates, **{**gates, "bg": gates["bg"] * 1.01}))
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0])
+@sampled("factor", [1.0, 2.0])
 def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float) -> None:
     """It is so, too, where the port scales the output in the scope of the LSTM, and PyTorch after it."""
     torch = pytest.importorskip("torch", reason="PyTorch is absent: its LSTM was NOT compared")
@@ -346,7 +347,7 @@ def _experts(*, stacked: bool, experts_first: bool = False, last: str = "") -> D
     return captured((loss, packed if stacked else {"blocks": apart}, X))
 
 
-@pytest.mark.parametrize("experts_first", [False, True])
+@sampled("experts_first", [False, True])
 def test_experts_that_are_stacked_in_two_axes_are_paired_with_separate_ones(experts_first: bool) -> None:
     stacked, apart = _experts(stacked=True, experts_first=experts_first), _experts(stacked=False)
     for one, other in ((stacked, apart), (apart, stacked)):
@@ -407,7 +408,7 @@ def test_a_packed_layer_has_a_part_that_nothing_reads_and_that_is_none_elsewhere
     assert "stack2/skip" in {row.name for row in compared if row.family == "activation" and row.status == "same"}
 
 
-@pytest.mark.parametrize("wrong", range(3))
+@sampled("wrong", range(3))
 def test_sums_on_the_way_of_which_the_other_program_has_the_last_are_no_difference(wrong: int) -> None:
     on_the_way = _skips(packed=False, within=True)
     for one, other in ((on_the_way, _skips(packed=True)), (_skips(packed=True), on_the_way)):

@@ -14,6 +14,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_blocks
+from tests.support.sampled import sampled
 
 _RANDOM = np.random.default_rng(11)
 
@@ -114,7 +115,7 @@ def _lstm(*, ported: bool, bias: float = 1.0, forget: float = 1.0) -> Dump:
     return gs.capture(loss, {name: own, "out": OUT}, {"x": X, "state": (STATE, STATE[::-1].copy())}, origins=False)
 
 
-@pytest.mark.parametrize("bias", [1.0, 0.0])
+@sampled("bias", [1.0, 0.0])
 def test_the_one_kernel_and_bias_of_a_cell_are_those_of_the_two_with_other_gates_first(bias: float) -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_lstm(ported=one, bias=bias), _lstm(ported=other, bias=bias))
@@ -182,7 +183,7 @@ def _heads(*, ported: bool, wrong: str = "", general: bool = False) -> Dump:
     return gs.capture(loss, weights, TOKENS, origins=False)
 
 
-@pytest.mark.parametrize("general", [False, True])
+@sampled("general", [False, True])
 def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_found(general: bool) -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_heads(ported=one, general=general), _heads(ported=other, general=general))
@@ -191,7 +192,7 @@ def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_f
         assert names <= {row.name for row in found.rows if row.family == "activation" and row.status == "same"}
 
 
-@pytest.mark.parametrize(("wrong", "general"), [("scale", False), ("kernel", False), ("scale", True)])
+@sampled(("wrong", "general"), [("scale", False), ("kernel", False), ("scale", True)])
 def test_a_wrong_one_of_such_projections_is_named(wrong: str, general: bool) -> None:
     found = gs.compare(_heads(ported=False), _heads(ported=True, wrong=wrong, general=general))
     assert found.first_divergence.forward is not None, found.sentence

@@ -111,7 +111,7 @@ def _port(module: Any, fault: str = "", *, kept: bool = False) -> Dump:
         return gs.capture(loss, params, {"x": X}, origins=False)
 
 
-@pytest.mark.parametrize("trained", [True, False], ids=["trained", "untrained"])
+@sampled("trained", [True, False], ids=["trained", "untrained"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_port_of_folded_norms_agrees(norm: str, trained: bool) -> None:
     module = _net(norm, trained=trained)
@@ -121,7 +121,7 @@ def test_a_port_of_folded_norms_agrees(norm: str, trained: bool) -> None:
     assert pairs["cell/weight"] == "cell/kernel"
 
 
-@pytest.mark.parametrize("trained", [True, False], ids=["trained", "untrained"])
+@sampled("trained", [True, False], ids=["trained", "untrained"])
 @pytest.mark.parametrize("norm", WEIGHT_NORMS)
 def test_a_port_that_normalises_its_kernels_agrees(norm: str, trained: bool) -> None:
     module = _net(norm, trained=trained)

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: shuffled ports of its modules were NOT compared")
 
@@ -67,7 +68,7 @@ def _pair(sizes: tuple[int, int, int], fault: str = "", *, tokens_first: bool = 
         return reference, gs.capture(loss, weights, batch, origins=False)
 
 
-@pytest.mark.parametrize("tokens_first", [False, True])
+@sampled("tokens_first", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_shuffled_port_agrees(sizes: tuple[int, int, int], tokens_first: bool) -> None:
     found = gs.compare(*_pair(sizes, tokens_first=tokens_first))
@@ -75,7 +76,7 @@ def test_a_shuffled_port_agrees(sizes: tuple[int, int, int], tokens_first: bool)
     assert found.sentence.endswith("; the batch has its examples in another order.")
 
 
-@pytest.mark.parametrize(("sizes", "tokens_first"), [(SIZES[0], False), (SIZES[0], True), (SIZES[1], False)])
+@sampled(("sizes", "tokens_first"), [(SIZES[0], False), (SIZES[0], True), (SIZES[1], False)])
 def test_a_fault_of_a_shuffled_port_is_told_at_its_layer(sizes: tuple[int, int, int], tokens_first: bool) -> None:
     found = gs.compare(*_pair(sizes, "activation", tokens_first=tokens_first))
     assert found.verdict == "different"

@@ -23,12 +23,13 @@ from tests.oracle.engine import (
     unprobed,
 )
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 INPUTS = evenly(-1.0, 2.0, 4, 3)
 WEIGHTS = evenly(-1.0, 1.0, 3, 3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@sampled("dtype", ["bfloat16", "float16"])
 def test_a_network_of_one_dtype(dtype: str) -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         x = layer("first", lambda: jnp.tanh(x @ weight), probe=probe)

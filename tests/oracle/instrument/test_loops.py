@@ -12,6 +12,7 @@ import pytest
 
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, check_gradients, layer, observe
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 WEIGHTS = evenly(-1.0, 1.0, 4, 3, 3)
 INPUTS = evenly(-1.0, 2.0, 2, 3)
@@ -47,7 +48,7 @@ def unrolled(weights: Any, x: Any, probe: Probe, *, reverse: bool = False) -> An
     return probe("blocks.0", x), probe("blocks.1", jnp.stack([made[iteration] for iteration in range(len(weights))]))
 
 
-@pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"_split_transpose": True}], ids=str)
+@sampled("options", [{}, {"unroll": 2}, {"_split_transpose": True}], ids=str)
 def test_a_scan_is_its_unrolled_twin_iteration_by_iteration(options: dict[str, Any]) -> None:
     def loss(weights: Any, x: Any) -> Any:
         last, made = scanned(weights, x, **options)
@@ -72,7 +73,7 @@ def test_a_reverse_scan_numbers_its_iterations_by_place_and_not_by_time() -> Non
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
-@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["no-policy", "dots"])
+@sampled("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["no-policy", "dots"])
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:
     def run(weights: Any, x: Any) -> Any:

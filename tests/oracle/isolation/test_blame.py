@@ -144,7 +144,7 @@ def nested(params: Any, batch: Any, *, wrong_iteration: tuple[int, int] = (-1, -
     return jnp.square(jax.lax.scan(outer, batch["x"] @ params["dense"], (params["cells"], numbers))[0]).sum()
 
 
-@pytest.mark.parametrize("at", [(0, 1), (1, 2)])
+@sampled("at", [(0, 1), (1, 2)])
 def test_a_wrong_slice_that_a_loop_in_a_loop_reads_is_blamed_on_its_iteration(at: tuple[int, int]) -> None:
     params = PARAMS | {"cells": 0.3 * np.random.default_rng(0).normal(size=(2, *PARAMS["cell"].shape))}
     params = jax.tree.map(jnp.float32, params)

@@ -11,6 +11,7 @@ import pytest
 
 import gradscope as gs
 from tests.oracle.isolation.isolating import Loss, of_losses, wrong
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(0).normal
 WEIGHTS = {
@@ -35,7 +36,7 @@ def _loss(inside: str, behind: str, sign: float = 1.0) -> Loss:
     return loss
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("reference", "candidate"),
     [
         (("relu", ""), ("", "gelu")),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.oracle.isolation.isolating import of_losses, wrong
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -44,7 +45,7 @@ def _loss(params: Any, x: Any, fault: str = "") -> Any:
         return times((h**2).mean(), "out")
 
 
-@pytest.mark.parametrize("fault", ["", "head", "d head"])
+@sampled("fault", ["", "head", "d head"])
 def test_one_per_cent_in_a_layer_in_float32_is_seen(fault: str) -> None:
     """The norm reads bfloat16, which the compiler may hand on with more digits, and is no more wrong than that."""
     found = of_losses(_loss, partial(_loss, fault=fault), _PARAMS, _X)

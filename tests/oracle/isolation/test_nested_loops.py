@@ -65,7 +65,7 @@ def _searched(params: Any, x: Any, *, scope: str = "") -> Any:
         return (h**2).mean()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("scope", "name", "around"),
     [("", "cell[2][1]", "before out"), ("", "cell", "before out"), ("solver", "solver/cell[2][1]", "solver")],
 )

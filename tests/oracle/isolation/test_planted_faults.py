@@ -86,7 +86,7 @@ def captured(fault: str) -> gs.Dump:
     return faulty.capture(fault)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@sampled("fault", FAULTS)
 def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) -> None:
     expected, found = FAULTS[fault], gs.compare(reference, captured(fault))
     assert found.verdict == "different"

@@ -133,7 +133,7 @@ def test_a_branch_of_each_example_shows_its_fault(tmp_path: Path, fault: str, na
     assert ran(tmp_path, found).status == (1 if fault else 0)
 
 
-@pytest.mark.parametrize("transform", [lambda loss: loss, jax.jit])
+@sampled("transform", [lambda loss: loss, jax.jit])
 def test_the_loss_behind_the_last_layer_is_a_script_too(tmp_path: Path, transform: Any) -> None:
     reference = gs.capture(transform(network), PARAMS, BATCH, origins=False).source
 
@@ -190,7 +190,7 @@ def dropped(params: Any, batch: Any) -> Any:
         return (x @ params["w"] + jax.random.normal(second, (2,))[None]).sum()
 
 
-@pytest.mark.parametrize("layer", ["drop", "dense"])
+@sampled("layer", ["drop", "dense"])
 def test_random_numbers_come_from_the_same_key(tmp_path: Path, layer: str) -> None:
     batch = {"x": jnp.linspace(0.1, 1.0, 60).reshape(20, 3), "key": jax.random.key(5)}
     done = ran(tmp_path, reproduction(dropped, {"w": jnp.ones((3, 2))}, batch, layer))
@@ -229,7 +229,7 @@ def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
     np.testing.assert_allclose(gradient.array, found.cotangents["d_branch"] * np.cos(found.inputs["dense"]), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "wrong", "beside"),
     [
         ("shared1", {"dense", "shared"}, ("shared2", "bilinear")),
@@ -297,7 +297,7 @@ def rows(params: Any, batch: Any) -> Any:
     return twice_read({"w": params["w"][:, 0]}, batch) + params["w"].mean()
 
 
-@pytest.mark.parametrize(("loss", "shape"), [(twice_read, (3, 3)), (rows, (3, 1, 3))])
+@sampled(("loss", "shape"), [(twice_read, (3, 3)), (rows, (3, 1, 3))])
 def test_a_slice_of_an_argument_that_something_else_reads_has_no_gradient_in_the_dump(
     tmp_path: Path, loss: Any, shape: tuple[int, ...]
 ) -> None:

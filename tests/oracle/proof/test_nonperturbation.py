@@ -66,7 +66,7 @@ def test_operation_by_operation_the_program_that_a_dump_runs_gives_the_same_bits
     assert bits_of([observed.loss, observed.auxiliary, gradients]) == expected
 
 
-@pytest.mark.parametrize("name", ["mlp", SCANNED])
+@sampled("name", ["mlp", SCANNED])
 def test_compiled_in_float64_gradients_agree_to_the_last_digits(name: str, dumped: Callable[..., Dumped]) -> None:
     assert self_checked(name, dumped(name, "--x64", "--self-check")) <= 1e-12
 
@@ -90,7 +90,7 @@ def parameters(name: str) -> int:
     return len(jax.tree_util.tree_leaves(variables.get("params", variables)))
 
 
-@pytest.mark.parametrize(("factor", "precision"), [(1.001, ()), (1.000000001, ("--x64",))])
+@sampled(("factor", "precision"), [(1.001, ()), (1.000000001, ("--x64",))])
 def test_a_tap_that_scales_gradients_is_found(
     factor: float, precision: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

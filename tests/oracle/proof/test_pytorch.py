@@ -21,6 +21,7 @@ import pytest
 import gradscope as gs
 from tests.oracle.proof.commands import Finished, gradscope
 from tests.oracle.zoo import ZOO, in_float64
+from tests.support.sampled import sampled
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: the zoo's ResNet-50 was NOT compared with its twin")
 
@@ -141,7 +142,7 @@ def test_in_pytorchs_own_names_and_layouts_every_layer_agrees_too(ported: Ported
     assert (compared["activation"], compared["param_grad"]) == (LAYERS, PARAMETERS)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("change", "forward"),
     [(with_another_epsilon, "stage1_block2/bn2"), (with_two_kernels_swapped, "stage1_block1/conv2")],
 )

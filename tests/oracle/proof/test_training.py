@@ -19,6 +19,7 @@ from gradscope.errors import UsageError
 from models import linear_regression, mlp
 from tests.oracle import engine
 from tests.oracle.zoo import ZOO
+from tests.support.sampled import sampled
 
 STEPS = 20
 #: Of a loop that runs operation by operation, which takes a second for each.
@@ -97,7 +98,7 @@ def assert_close(found: Any, expected: Any, *, rounding: float = 1e-5) -> None:
         np.testing.assert_allclose(np.asarray(leaf), np.asarray(other), rtol=rounding, atol=rounding * size)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@sampled("name", LOSSES)
 def test_core_statistics_in_a_compiled_step_are_numpys_of_the_tensors(name: str, x64: None) -> None:
     loss, make = LOSSES[name]
     made = make()
@@ -298,7 +299,7 @@ def unobserved(loss: Callable[..., Any]) -> Callable[..., Any]:
     return lambda variables, batch: (plain(variables, batch), None)
 
 
-@pytest.mark.parametrize(("name", "observe"), [("linear_regression", "stats"), ("mlp", "tensors")])
+@sampled(("name", "observe"), [("linear_regression", "stats"), ("mlp", "tensors")])
 def test_operation_by_operation_training_takes_the_same_course_to_the_bit(name: str, observe: Any) -> None:
     case = ZOO[name]
     variables, batch = jax.tree.map(jnp.asarray, case.arguments())

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from tests.support.sampled import sampled
@@ -73,7 +72,7 @@ def test_kernels_or_what_is_between_them(
     assert re.match(said, words) if said else not words, words
 
 
-@pytest.mark.parametrize("places", [16, 20])
+@sampled("places", [16, 20])
 def test_nothing_is_said_of_kernels_whose_axes_are_not_known(places: int) -> None:
     """Where an image has as many places as channels, two axes of a kernel may be those of its outputs."""
     random = np.random.default_rng(0)

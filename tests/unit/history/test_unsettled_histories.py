@@ -15,6 +15,7 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.history.folder.run_files import HISTORY
 from gradscope.history.history_reader import History
 from tests.integration.training.histories import STEPS, write
+from tests.support.sampled import sampled
 
 LOG, INDEX, JOURNAL = (f"{HISTORY}-{end}" for end in ("wal", "shm", "journal"))
 
@@ -95,7 +96,7 @@ def test_the_log_is_that_beside_the_file_itself(logged: Path, tmp_path: Path) ->
         assert history.step_numbers().tolist() == [*STEPS, 30]
 
 
-@pytest.mark.parametrize("name", [LOG, INDEX, JOURNAL])
+@sampled("name", [LOG, INDEX, JOURNAL])
 def test_what_is_beside_a_history_and_no_file_is_refused(tmp_path: Path, name: str) -> None:
     run = killed(tmp_path / "run", "WAL", "INSERT INTO steps (step) VALUES (30)")
     (run / name).unlink(missing_ok=True)

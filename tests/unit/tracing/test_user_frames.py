@@ -21,6 +21,7 @@ import gradscope as gs
 from gradscope.errors import DumpError, MachineError, ModelError
 from gradscope.tracing.jaxpr import frames as one_of_our_modules
 from gradscope.tracing.user_frames import failure_of_user, user_code
+from tests.support.sampled import sampled
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -277,7 +278,7 @@ def test_a_pytree_of_the_model_that_raises_is_no_signal_handler(tmp_path: Path) 
     assert "where its variables or its batch are taken apart: AssertionError: mine" in failure.message
 
 
-@pytest.mark.parametrize("line", ["from csv import MINE", "import csv; csv.MINE"])
+@sampled("line", ["from csv import MINE", "import csv; csv.MINE"])
 def test_a_file_beside_the_model_that_another_module_hides_is_named(line: str, tmp_path: Path) -> None:
     assert "csv" in sys.modules
     file = tmp_path / "model.py"

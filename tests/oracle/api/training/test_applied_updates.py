@@ -80,7 +80,7 @@ def plus(times: float) -> Callable[[Any, Any], Any]:
     return lambda new, updates: jax.tree.map(lambda each, update: each + times * update, new, updates)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("times", "factor", "said"),
     [
         (1.0, "2 times", ", as where these are added twice"),
@@ -154,7 +154,7 @@ def test_a_target_network_is_moved_by_the_loop_and_by_no_update(tmp_path: Path) 
     assert why.startswith("online moves by something else")
 
 
-@pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
+@sampled("broken", [jnp.nan, jnp.inf])
 def test_a_step_that_is_not_finite_does_not_take_back_what_the_others_say(broken: float, tmp_path: Path) -> None:
     (why,) = faults(tmp_path, change=plus(1.0), steps=9, last=broken)
     assert "as where these are added twice" in why
@@ -170,7 +170,7 @@ def test_elements_all_over_a_large_parameter_are_looked_at(shape: tuple[int, ...
     assert float(apart) == pytest.approx(0.7, abs=0.1) or update.size <= 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@sampled("dtype", ["float32", "bfloat16", "complex64"])
 def test_the_moves_on_the_host_are_those_that_jax_computes(dtype: str) -> None:
     param, update, other = (jnp.asarray(drawn(seed, 70, 90), dtype) for seed in range(3))
     none = jnp.zeros_like(param)

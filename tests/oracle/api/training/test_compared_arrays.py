@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.sampled import sampled
+
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
 LARGE = (1 << 17) + 5  # more than a block
@@ -51,8 +53,8 @@ def test_a_gradient_that_is_zero_or_not_finite_has_no_cosine(cosine: Callable[[A
     assert float(cosine(jnp.asarray(one, jnp.float32), jnp.ones(2))) == NO_COSINE
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("shape", [(), (3, 5), (LARGE,), (0,)])
+@sampled("dtype", ["float32", "bfloat16", "int8"])
+@sampled("shape", [(), (3, 5), (LARGE,), (0,)])
 def test_two_arrays_are_the_same_where_no_element_differs(shape: tuple[int, ...], dtype: str) -> None:
     from gradscope.training.recording.compared_arrays import is_same
 

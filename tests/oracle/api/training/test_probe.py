@@ -430,7 +430,7 @@ def test_folders_that_alarms_of_a_replaced_run_saved_are_named(
     assert said[1].endswith(" more are of steps that the run no longer has: they stay, and are not counted")
 
 
-@pytest.mark.parametrize("mapped", [False, True], ids=["shardings", "shard_map"])
+@sampled("mapped", [False, True], ids=["shardings", "shard_map"])
 def test_data_parallel_steps_record_what_one_device_computes(mapped: bool, tmp_path: Path) -> None:
     if jax.device_count() < 2:
         pytest.skip("there is only one device: data parallelism was NOT probed")
@@ -473,7 +473,7 @@ def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> 
     return before
 
 
-@pytest.mark.parametrize("observed", [True, False])
+@sampled("observed", [True, False])
 def test_wrong_targets_are_blamed_on_themselves_and_on_no_parameter_that_drifts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, observed: bool
 ) -> None:
@@ -542,7 +542,7 @@ def no_gradient(params: Any, batch: Any) -> Any:
 
 
 # In the middle of two copies, and right before one.
-@pytest.mark.parametrize(("trapped", "trap"), [("gradient", SPIKE), ("update", SPIKE + 9)])
+@sampled(("trapped", "trap"), [("gradient", SPIKE), ("update", SPIKE + 9)])
 def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trapped: str, trap: int
 ) -> None:
@@ -762,7 +762,7 @@ def test_what_should_be_another_value_at_each_step_and_is_not(fault: str, said: 
         assert [each.rule for each in stated_faults(history)] == said
 
 
-@pytest.mark.parametrize("states", ["updates", "params"])
+@sampled("states", ["updates", "params"])
 @pytest.mark.parametrize("rate", [1e-3, -1e-3], ids=["a schedule without its minus", "as it is to be"])
 def test_an_update_has_its_cosine_with_the_gradient(rate: float, states: str, tmp_path: Path) -> None:
     tx = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(optax.constant_schedule(rate)))
@@ -786,7 +786,7 @@ def test_an_update_has_its_cosine_with_the_gradient(rate: float, states: str, tm
         np.testing.assert_allclose(run.series("update/w", "cosine"), expected[::2], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["no margin is kept", "is masked"])
+@sampled("masked", [False, True], ids=["no margin is kept", "is masked"])
 def test_the_bias_of_a_critic_no_margin_of_whose_scores_is_kept_is_not_stuck(masked: bool, tmp_path: Path) -> None:
     """Also where the layers that read it have another name than its parameters, as those of two modules of one class.
 

@@ -66,7 +66,7 @@ def same_bits(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("text", "optimizer", "clip", "transformation"),
     [
         ("sgd(0.1, momentum=0.9)", optax.sgd(0.1, momentum=0.9), (), ()),
@@ -219,7 +219,7 @@ def test_it_compiles_scans_and_donates_with_the_same_numbers() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("optimizer", "slots"),
     [
         ("sgd(0.1)", []),

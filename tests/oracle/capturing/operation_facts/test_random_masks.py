@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 X = drawn(0, 16, 8)
 PARAMS = {"inner": drawn(1, 8, 64), "outer": drawn(2, 64, 1), "token": drawn(3, 64)}
@@ -35,7 +36,7 @@ def loss_of(masked: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return loss
 
 
-@pytest.mark.parametrize(
+@sampled(
     "masked",
     [lambda h, _: jnp.where(kept(), h / (1 - RATE), 0), lambda h, _: jnp.where(~kept(), 0.0, h),
      lambda h, _: h * kept().astype("float32") / (1 - RATE), lambda h, _: (kept().astype("float32") / (1 - RATE)) * h,
@@ -54,7 +55,7 @@ def test_a_mask_that_drops_nearly_all_is_told_with_its_share_and_no_dead_unit(
     assert f" makes {mask.share:.1%} of the elements zero" in text
 
 
-@pytest.mark.parametrize(
+@sampled(
     "other",
     [lambda h, _: jnp.where(kept(0.5), h / 0.5, 0), lambda h, _: jnp.where(kept(0.1), h / 0.9, 0),
      lambda h, token: jnp.where(kept(), token[None], h),

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
@@ -51,7 +50,7 @@ def test_a_rectifier_before_a_loss_that_takes_logits_is_told(function: str, loss
     )
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("by", "function", "loss"),
     [("softplus", "softmax", lambda z: nll(jax.nn.softplus(z))),
      ("softplus", "softmax", lambda z: nll(jnp.log1p(jnp.exp(z)))),

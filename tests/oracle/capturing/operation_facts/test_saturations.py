@@ -89,7 +89,7 @@ def test_a_softmax_has_its_concentration() -> None:
     assert only.saturated == pytest.approx(concentration(jax.nn.softmax((X @ p["query"]) @ (X @ p["key"]).T)), rel=1e-5)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"])
+@sampled("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"])
 def test_gradients_and_tensors_are_those_without(wrap: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = kernels("query", "key", "head"), X
     dump = gs.capture(wrap(attending), *arguments)
@@ -166,7 +166,7 @@ def test_a_saved_dump_has_them(tmp_path: Any) -> None:
     assert finding.why.startswith("computes a softmax that is saturated: ")
 
 
-@pytest.mark.parametrize("scope", [None, "choice"])
+@sampled("scope", [None, "choice"])
 @pytest.mark.parametrize("looped", [False, True])
 def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scope: str | None, looped: bool) -> None:
     noise = jnp.where(jnp.arange(WIDTH) < 6, drawn(7, 6, WIDTH, scale=3.0), -1e9)

@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -51,7 +52,7 @@ def captured(calls: str, *, scanned: bool, factor: float = 1.0) -> gs.Dump:
     return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, 4, 3)})
 
 
-@pytest.mark.parametrize("calls", CALLS)
+@sampled("calls", CALLS)
 def test_the_calls_of_a_layer_are_compared_in_turn(calls: str) -> None:
     for one, other in permutations((True, False)):
         found = gs.compare(captured(calls, scanned=one), captured(calls, scanned=other))
@@ -129,7 +130,7 @@ def diagnosed(looked_at: str = "", *, factor: float = 1.0) -> gs.Dump:
     return gs.capture(loss, {"first": drawn(1, 3, 3), "second": drawn(3, 3, 3)}, {"x": drawn(2, 4, 3)})
 
 
-@pytest.mark.parametrize("looked_at", DIAGNOSTICS)
+@sampled("looked_at", DIAGNOSTICS)
 def test_a_call_that_the_loss_does_not_depend_on_is_not_taken_for_the_one_that_counts(looked_at: str) -> None:
     for one, other in permutations((diagnosed(), diagnosed(looked_at))):
         found = gs.compare(one, other)

@@ -119,7 +119,7 @@ def test_parts_of_a_batch_are_compared_with_the_whole(one: str, other: str) -> N
     assert {"shared", "shared#2", "head"} <= names, "the loss in a layer is the mean of those of the parts"
 
 
-@pytest.mark.parametrize("parts", OTHER_PARTS)
+@sampled("parts", OTHER_PARTS)
 def test_parts_in_any_order_are_compared_with_the_whole(parts: str) -> None:
     for one, other in (("whole", parts), (parts, "whole")):
         assert {"shared", "shared#2", "head"} <= joined(one, other)
@@ -165,7 +165,7 @@ def test_a_fault_in_them_has_its_place(one: str, other: str) -> None:
     assert found.first_divergence.forward.name.partition("#")[0] == "head"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("weights", "sentence"),
     [
         ((0.5, 0.25, 0.25, 0.25), "the candidate counts its 4 parts of the batch 2, 1, 1 and 1 times"),

@@ -12,6 +12,7 @@ import pytest
 from jax import Array, lax
 
 import gradscope as gs
+from tests.support.sampled import sampled
 
 LENGTH, WIDTH, BLOCK, LAYERS = 8, 4, 2, 2
 
@@ -158,7 +159,7 @@ def test_a_kernel_that_a_scan_leaves_out_is_named() -> None:
     assert "the gradient of `layers` is of the slices [1, 2, 3] alone, and the reference's of [0, 1, 2]" in found
 
 
-@pytest.mark.parametrize("behind", ["last", "mean"])
+@sampled("behind", ["last", "mean"])
 def test_outputs_that_a_loop_has_in_reverse_are_said_to_be(behind: str) -> None:
     def program(name: str, *, backwards: bool) -> gs.Dump:
         def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:

@@ -231,7 +231,7 @@ def test_a_partial_gradient_is_not_compared_with_the_sum_under_the_name_of_a_sco
         assert rows["activation_grad/net.0"].counts is (ref is flat)
 
 
-@pytest.mark.parametrize("network", ["carry", "nested"])
+@sampled("network", ["carry", "nested"])
 def test_among_operations_a_slice_of_a_stack_is_compared_with_the_stack(network: str) -> None:
     loop, flat = captured(network, scanned, ops=True), captured(network, unrolled, ops=True)
     for ref, cand in ((loop, flat), (flat, loop)):

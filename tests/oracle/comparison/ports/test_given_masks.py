@@ -30,7 +30,7 @@ class _Attention(nn.Module):
         return self.o(torch.softmax(self.q(x) @ self.k(x).transpose(1, 2) + mask, -1) @ self.v(x))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("given", "made", "verdict"),
     [("causal", "causal", "same"), ("causal", "none", "different"), ("none", "none", "different")],
 )

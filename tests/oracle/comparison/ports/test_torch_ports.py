@@ -433,7 +433,7 @@ def test_a_table_of_floating_point_numbers_may_be_a_constant_of_the_port(factor:
     )
 
 
-@pytest.mark.parametrize("reverse", [True, False])
+@sampled("reverse", [True, False])
 def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_for_it(reverse: bool) -> None:
     torch.manual_seed(0)
     lstm, head, x = nn.LSTM(4, 3, bidirectional=True, batch_first=True), nn.Linear(6, 2), torch.randn(2, 3, 4)
@@ -666,7 +666,7 @@ class _Stacked(nn.Module):
         return self.last(x) + skip
 
 
-@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("dilation", "layer/filter"), ("stop", "layer/gate")])
+@sampled(("fault", "blamed"), [("", ""), ("dilation", "layer/filter"), ("stop", "layer/gate")])
 def test_layers_that_a_port_has_as_one_are_named_where_pytorch_calls_functions_before_them(
     fault: str, blamed: str
 ) -> None:
@@ -719,7 +719,7 @@ class _Recurrent(nn.Module):
         return self.head(self.lstm(self.first(x))[0])
 
 
-@pytest.mark.parametrize("stop", [False, True])
+@sampled("stop", [False, True])
 def test_a_last_state_that_nothing_reads_has_no_gradient_to_lose(stop: bool) -> None:
     torch.manual_seed(7)
     module, x = _Recurrent(), torch.randn(2, 4, 3)
@@ -1126,7 +1126,7 @@ def _normalised(*, momentum: float, unbiased: bool, mean_of_zero: bool) -> tuple
     return reference, port, names
 
 
-@pytest.mark.parametrize("options", [{}, {"tol": 1e-3}])
+@sampled("options", [{}, {"tol": 1e-3}])
 def test_a_variance_that_pytorch_divides_by_one_less_is_told_and_is_no_difference(options: dict[str, Any]) -> None:
     reference, port, _ = _normalised(momentum=0.1, unbiased=False, mean_of_zero=False)
     for one, other in ((reference, port), (port, reference)):
@@ -1460,7 +1460,7 @@ class _Language(nn.Module):
         return self.head(self.norm(x)).flatten(0, 1)
 
 
-@pytest.mark.parametrize(("first", "verdict"), [(0, "same"), (1, "different")])
+@sampled(("first", "verdict"), [(0, "same"), (1, "different")])
 def test_a_table_names_its_own_rows_in_one_program_and_a_sum_with_them_in_a_port_without_scopes(
     first: int, verdict: str
 ) -> None:

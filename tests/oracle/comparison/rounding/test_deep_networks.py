@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 
 @cache
@@ -29,7 +29,7 @@ def _network(depth: int, dtype: str, factor: float = 1.0) -> Dump:
     return gs.capture(loss, kernels, rng.normal(size=(16, 32)).astype(np.float32), origins=False)
 
 
-@pytest.mark.parametrize(("depth", "wide"), [(3, False), (24, True)])
+@sampled(("depth", "wide"), [(3, False), (24, True)])
 def test_tensors_that_rounding_may_make_are_counted(depth: int, wide: bool) -> None:
     found = gs.compare(_network(depth, "float32"), _network(depth, "bfloat16"))
     assert found, found.sentence

@@ -88,7 +88,7 @@ def test_gradients_that_a_rule_of_the_user_admits_are_the_same_by_that_rule() ->
     assert not any(row.kinked for row in found.rows)
 
 
-@pytest.mark.parametrize("activation", ["relu", "clipped", "pooled"])
+@sampled("activation", ["relu", "clipped", "pooled"])
 def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -> None:
     found = gs.compare(_dump(activation), _dump(activation, apart=3e-5, scale=1.1))
     assert not found

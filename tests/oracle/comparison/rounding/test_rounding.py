@@ -114,7 +114,7 @@ def _with_state(dtype: Any, *, early: bool = False, frozen: bool, momentum: floa
     return gs.capture(loss, variables, draw(size=(16, 5)).astype(np.float32), has_aux=True, origins=False)
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["parameter", "state"])
+@sampled("frozen", [False, True], ids=["parameter", "state"])
 def test_new_state_is_as_precise_as_the_layer_that_has_it(frozen: bool) -> None:
     reference = _with_state(jnp.float32, frozen=frozen)
     for early, tolerance in ((False, 1e-4), (True, 2e-2)):
@@ -221,7 +221,7 @@ def _attention(*, scanned: bool, checkpointed: bool = False) -> Dump:
     return captured((loss, stacked if scanned else weights, _normal(130, 5, 12, 16)))
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@sampled("checkpointed", [False, True])
 def test_a_scanned_transformer_is_the_same_as_its_blocks_written_out(*, checkpointed: bool) -> None:
     flat, loop = _attention(scanned=False), _attention(scanned=True, checkpointed=checkpointed)
     for pair in ((flat, loop), (loop, flat)):

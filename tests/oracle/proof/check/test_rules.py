@@ -166,7 +166,7 @@ def decorated(x: Any, scale: Any) -> Any:
     return jnp.tanh(x) * scale, lambda g: (3.0 * g * (1.0 - jnp.tanh(x) ** 2) * scale, (g * jnp.tanh(x)).sum())
 
 
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+@sampled("around", [lambda f: f, jax.jit, jax.checkpoint])
 def test_a_decorated_function_has_its_own_name_and_line(around: Callable[[Any], Any]) -> None:
     found = rule(proof(lambda w, x: jnp.square(around(decorated)(x @ w, w[0, 0])).sum()), "decorated")
     assert (found.status, found.why) == ("wrong", "argument 1: 3 times the derivative")
@@ -202,7 +202,7 @@ def in_iterations(power: Any) -> Callable[[Any, Any], Any]:
     return lambda w, x: lax.fori_loop(0, 3, lambda mode, total: total + power(mode, x @ w).sum(), 0.0)
 
 
-@pytest.mark.parametrize("loss", [in_calls, in_iterations])
+@sampled("loss", [in_calls, in_iterations])
 def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Callable[[Any], Any]) -> None:
     assert rule(proof(loss(of_modes(lambda mode: True))), "power").status == "correct"
     wrong = rule(proof(loss(of_modes(lambda mode: mode != 2))), "power")
@@ -242,7 +242,7 @@ def warped(x: Any) -> Any:
 warped.defvjp(lambda x: (warped(x), x), lambda x, g: (jnp.where(x < 0, x, 1.0) * g,))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "shift", "said"),
     [
         (steep, 0.0, "x: -1 times the derivative where it is negative"),
@@ -423,7 +423,7 @@ def test_of_two_rules_the_wrong_one_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@sampled(
     "around",
     [
         lambda f: lambda x: lax.scan(lambda carry, row: (carry, f(row)), 0.0, x)[1],

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.timings import Timings
 from gradscope.proof.proving import Proof, prove
 from gradscope.tracing.loading.model import Model
+from tests.support.sampled import sampled
 
 _PARAMS = {"slope": jnp.asarray(2.0), "side": jnp.asarray(0.7)}
 _X = jnp.linspace(1.0, 2.0, 5)
@@ -67,7 +67,7 @@ _twice.defvjp(lambda x: (jnp.sin(x), x), lambda x, d: (2.0 * d * jnp.cos(x),))
 _unstopped.defvjp(_saving(_unstopped), lambda saved, d: (_along(saved, d), jnp.zeros(())))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "verdict"), [(_scaled, "correct"), (_doubled, "wrong"), (_full, "correct"), (_unstopped, "wrong")]
 )
 def test_zeros_are_right_for_what_a_function_stops_and_for_nothing_else(function: Any, verdict: str) -> None:

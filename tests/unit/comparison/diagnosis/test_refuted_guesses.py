@@ -525,7 +525,7 @@ def test_a_convolution_is_at_fault_where_hardly_anything_behind_it_shows_that(hi
     assert "it flips its kernel along [0, 1]" in found.sentence
 
 
-@pytest.mark.parametrize("fault", [False, True])
+@sampled("fault", [False, True])
 def test_a_scope_around_more_than_a_convolution_is_not_at_fault(fault: bool) -> None:
     def program(names: Mapping[str, str], *, inside: bool, fault: bool = False) -> Dump:
         def normalised(x: Any) -> Any:

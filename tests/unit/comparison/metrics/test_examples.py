@@ -24,6 +24,7 @@ from gradscope.naming.wording import percent
 from gradscope.presentation import ComparisonReport, to_markdown, to_text
 from tests.support.dumps import dump_of, record, write
 from tests.support.report_samples import PIPE
+from tests.support.sampled import sampled
 
 Array = np.ndarray[Any, Any]
 
@@ -121,7 +122,7 @@ def test_a_bias_below_the_noise_of_an_example_is_found_in_many() -> None:
     assert comparison.examples.systematic
 
 
-@pytest.mark.parametrize("heavy", [False, True])
+@sampled("heavy", [False, True])
 @pytest.mark.parametrize("size", [1, 100])
 def test_chance_is_seldom_taken_for_bias_and_bias_for_chance(size: int, heavy: bool) -> None:
     random = np.random.default_rng(0)

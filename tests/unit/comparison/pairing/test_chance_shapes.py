@@ -13,6 +13,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(29).normal
 SIZE = 5
@@ -39,7 +40,7 @@ def _dump(
     return gs.capture(loss, dict(zip(names, kernels, strict=True)), {f"of_{names[0]}": images}, origins=False)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@sampled("channels_last", [False, True])
 def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_last: bool) -> None:
     reference = _dump(("conv1", "conv2"), channels_last=not channels_last)
     candidate = _dump(("down", "up"), channels_last=channels_last, padding=(2, 0))

@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 LAYERS, AT = 4, 2
 SIZES = {"g": (8,), "fc1": (8, 12), "b": (12,), "fc2": (12, 8)}
@@ -57,7 +58,7 @@ def _stack(*, of_port: bool = False, first: int = 0, blocks: bool = True, fault:
         return gs.capture(loss, weights, X, origins=False)
 
 
-@pytest.mark.parametrize(("first", "blocks"), [(0, True), (1, True), (0, False)])
+@sampled(("first", "blocks"), [(0, True), (1, True), (0, False)])
 def test_a_right_stack_is_the_same_however_its_layers_are_counted(first: int, blocks: bool) -> None:
     found = gs.compare(_stack(), _stack(of_port=True, first=first, blocks=blocks))
     assert found.verdict == "same", found.sentence

@@ -18,6 +18,7 @@ from gradscope.arrays.passes.native_kernel import NativeKernel
 from gradscope.arrays.reductions import Extremes, NonFinite
 from gradscope.stats import TensorStats, tensor_stats
 from gradscope.user_cache import cache_folder
+from tests.support.sampled import sampled
 
 #: Columns whose sums are added in another order; all others are equal.
 SUMS = {"mean", "std", "rms", "l2", "l1"}
@@ -56,8 +57,8 @@ def hard(dtype: Any, *, scale: float) -> np.ndarray:
     return array
 
 
-@pytest.mark.parametrize("tier", ["full", "core"])
-@pytest.mark.parametrize(
+@sampled("tier", ["full", "core"])
+@sampled(
     ("dtype", "scale"),
     [
         *((np.float32, scale) for scale in (1.0, 1e-38, 1e-43, 1e34)),

@@ -28,6 +28,7 @@ from tests.support.page_samples import (
     run_maker,
 )
 from tests.support.report_samples import different_runs, entry, report_of, small_network, stats_of
+from tests.support.sampled import sampled
 
 
 class Markup(HTMLParser):
@@ -182,7 +183,7 @@ def test_a_block_has_the_siblings_whose_values_it_reads(pages: dict[str, str]) -
     assert all(parent < at for at, parent in enumerate(blocks["parents"]))
 
 
-@pytest.mark.parametrize("largest_bytes", [130_000, 115_000])
+@sampled("largest_bytes", [130_000, 115_000])
 def test_what_is_too_large_loses_detail_and_says_so(largest_bytes: int) -> None:
     make = dump_maker(deep_manifest(1_000))
     page = page_html(make, largest_bytes)

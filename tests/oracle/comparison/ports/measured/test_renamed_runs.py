@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.command import gradscope
 from tests.support.page_samples import content_of
+from tests.support.sampled import sampled
 
 #: Channels first, with the names of PyTorch, and channels last, with those of Flax.
 REFERENCE = """
@@ -78,7 +79,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("runs"), "reference", REFERENCE)
 
 
-@pytest.mark.parametrize(
+@sampled(
     "names",
     [("Conv_0", "Conv_1", "Dense_0", "kernel"), ("layers_1", "layers_2", "layers_3", "weight")],
     ids=["other names", "names of other layers"],

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import proof, rule
 from tests.support.data import evenly
+from tests.support.sampled import sampled
 
 VARIABLES = {"w": evenly(-1.0, 1.5, 3, 3)}
 INPUTS = evenly(-0.9, 1.1, 4, 2, 3)
@@ -45,7 +45,7 @@ def recurrent(factor: float, *, scanned: bool) -> Any:
     return loss
 
 
-@pytest.mark.parametrize("scanned", [True, False])
+@sampled("scanned", [True, False])
 def test_a_rule_that_is_wrong_but_at_a_state_of_zeros_is_found(scanned: bool) -> None:
     row = rule(proof(recurrent(0.9, scanned=scanned), VARIABLES, INPUTS), "cell")
     assert (row.status, row.why) == ("wrong", "w (param/w): 0.9 times the derivative")

@@ -14,6 +14,7 @@ from jax import lax
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.ports.port import captured
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(23)
 IMAGE = DRAW.normal(size=(4, 4, 6, 5)).astype(np.float32)
@@ -49,7 +50,7 @@ def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: s
 ONE, OTHER = ("mixed", "pool", "norm", "out"), ("Dense_0", "Pool_0", "Norm_0", "Dense_1")
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("pool", "words"),
     [(lambda x: x.max((1, 2)), "maximum"), (lambda x: x[:, 0, 0], "first")],
 )

@@ -15,6 +15,7 @@ from gradscope.api.reading import Dump
 from gradscope.comparison.diagnosis.likely.running_statistics import RunningStatistics
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(17).normal
 KERNEL = _draw(size=(4, 6)).astype(np.float32)
@@ -101,7 +102,7 @@ def test_an_update_of_a_parameter_has_no_momentum_of_statistics() -> None:
     assert "it moves 9 times as far from its value before the step as the reference's)" in sentence, sentence
 
 
-@pytest.mark.parametrize("before", BEFORE)
+@sampled("before", BEFORE)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_no_other_difference_is_taken_for_another_divisor(before: str, unbiased: bool) -> None:
     one = _program("norm", before=before, unbiased=unbiased)

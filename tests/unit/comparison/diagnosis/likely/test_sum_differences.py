@@ -20,6 +20,7 @@ from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.dumps import record
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(7)
 NAMES = ("first", "block/kernel", "short", "head")
@@ -149,7 +150,7 @@ def _scaled(join: Callable[[Any, Any, Any], Any], *, port: bool) -> Dump:
         return gs.capture(loss, arrays, image if port else image.transpose(0, 3, 1, 2).copy(), origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("join", "words"),
     [
         (lambda _x, y, _z: y, "less `stem`"),

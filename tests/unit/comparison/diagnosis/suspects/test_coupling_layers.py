@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(31).normal
 WEIGHTS = {
@@ -54,7 +54,7 @@ def _flow(*, port: bool, fault: str = "") -> Dump:
     return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
-@pytest.mark.parametrize(("fault", "first"), [("sign", "flow/1/determinant"), ("inverse", "flow/1/affine")])
+@sampled(("fault", "first"), [("sign", "flow/1/determinant"), ("inverse", "flow/1/affine")])
 def test_the_step_of_a_coupling_is_named(fault: str, first: str) -> None:
     reference = _flow(port=False)
     for one, other in ((reference, _flow(port=True)), (_flow(port=True), reference)):

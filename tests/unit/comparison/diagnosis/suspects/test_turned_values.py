@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(8).normal
 WIDTH = 6
@@ -49,7 +49,7 @@ NAMES = {name: name for name in ("bias", "scale", "score", "head")}
 PORT = {"bias": "RelPos_0", "scale": "Scale_0", "score": "Dense_0", "head": "Dense_1"}
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "at", "next_at"),
     [({"sign": -1}, "bias", "head"), ({"order": True}, "scale", "score"), ({"data": True}, "x", "score")],
     ids=["bias", "order", "input"],

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(9).normal
 WIDTH, TIME = 4, 3
@@ -73,7 +73,7 @@ def test_two_values_that_are_joined_in_one_are_found() -> None:
     }.items()
 
 
-@pytest.mark.parametrize(("wrong", "layer"), [("order", "head"), ("factor", "head"), ("start", "lstm")])
+@sampled(("wrong", "layer"), [("order", "head"), ("factor", "head"), ("start", "lstm")])
 def test_a_fault_is_named_before_behind_and_in_such_a_layer(wrong: str, layer: str) -> None:
     found = gs.compare(_tagger(ported=False), _tagger(ported=True, wrong=wrong))
     assert found.first_divergence.forward is not None, found.sentence

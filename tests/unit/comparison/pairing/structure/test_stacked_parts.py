@@ -14,6 +14,7 @@ import gradscope as gs
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.structure.packed.stacked_parts import by_stacked_parts
 from tests.support.dumps import of_params
+from tests.support.sampled import sampled
 
 #: More layers than are all tried at once.
 LAYERS, WIDTH = 6, 8
@@ -117,7 +118,7 @@ def unrolled(params: Any, x: Any) -> Any:
     return jnp.square(x).mean()
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@sampled("turned", [False, True])
 def test_a_scan_over_separate_projections_is_the_same_as_packed_ones_written_out(*, turned: bool) -> None:
     x = np.random.default_rng(1).standard_normal((5, WIDTH), np.float32)
     own = [[each / 4 for each in layer] for layer in kernels(8, 8, 8)]

@@ -155,7 +155,7 @@ def test_a_decay_that_is_what_the_reference_adds_is_told_as_such() -> None:
     assert "as where a batch counts 0.9, not 0.1" in found.sentence
 
 
-@pytest.mark.parametrize("decay", [0.9, 0.99, 0.9999])
+@sampled("decay", [0.9, 0.99, 0.9999])
 def test_a_variance_that_is_divided_by_one_less_is_told(decay: float) -> None:
     for start in (None, TRAINED):
         found = gs.compare(_plain(start or FRESH, decay, unbiased=True), _haiku(_state(start), (decay, decay)))

@@ -96,7 +96,7 @@ def _graph(padding: int, *, kept: bool = True) -> Dump:
     return gs.capture(loss, WEIGHTS, batch, origins=False)
 
 
-@pytest.mark.parametrize("padding", [(0, 1), (2, 0)])
+@sampled("padding", [(0, 1), (2, 0)])
 def test_graphs_that_are_padded_to_a_size_agree_with_their_inputs(padding: tuple[int, int]) -> None:
     found = gs.compare(*map(_graph, padding))
     assert found.verdict == "same", found.sentence

@@ -16,6 +16,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import KernelUse, kernel_uses
 from tests.support.ports.port import captured
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(17)
 IMAGE, KERNEL, BIAS = (DRAW.normal(size=size).astype(np.float32) for size in ((3, 8, 8, 4), (3, 3, 4, 6), (6,)))
@@ -117,7 +118,7 @@ def reference() -> Dump:
     return _network()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "words"),
     [
         ("swapped", "it takes its kernel with its axes [0, 1] swapped)"),

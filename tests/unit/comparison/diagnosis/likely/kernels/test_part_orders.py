@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
+from tests.support.sampled import sampled
 
 WIDTH, TOKENS, BLOCKS = 6, 5, 3
 NAMES = ("q", "k", "v")
@@ -84,7 +84,7 @@ def _ported(exchanged: str, *, packed: bool, bent: bool = False) -> gs.Dump:
         return gs.capture(loss, weights, {"x": X}, origins=False)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
+@sampled("packed", [True, False], ids=["packed", "apart"])
 def test_parts_of_a_kernel_that_have_the_biases_of_others_are_told(*, packed: bool) -> None:
     reference = _reference()
     assert gs.compare(reference, _ported("", packed=packed)).verdict == "same"
@@ -97,7 +97,7 @@ def test_parts_of_a_kernel_that_have_the_biases_of_others_are_told(*, packed: bo
         assert "in what it reads" not in found.sentence
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
+@sampled("packed", [True, False], ids=["packed", "apart"])
 def test_parts_in_another_order_than_those_of_other_blocks_are_told_before_an_unknown_attention(
     *, packed: bool
 ) -> None:

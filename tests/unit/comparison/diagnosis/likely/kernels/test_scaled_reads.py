@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -17,6 +16,7 @@ from gradscope.comparison.diagnosis.likely.layers.kernels.kernel_uses import Wor
 from gradscope.comparison.diagnosis.likely.layers.kernels.scaled_reads import scaled_values
 from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 IMAGE = np.abs(drawn(1, 3, 9, 8, 3)) * 90
 MEAN, DEVIATION = np.array([120.0, 110.0, 100.0], np.float32), np.array([60.0, 50.0, 40.0], np.float32)
@@ -50,7 +50,7 @@ def _images(prepared: Any, *, of_port: bool = False, bias: bool = True, function
     return gs.capture(loss, weights, {"x": IMAGE}, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("one", "other", "words"),
     [
         (_divided, lambda x: x, "it reads `x`, and the reference reads 3.9e-3 times `x`"),

@@ -63,7 +63,7 @@ def test_what_is_added_to_a_running_variance_is_told(
     assert f"it adds 1.0e-5 to the variance, and the reference {number}" in gs.compare(other, usual).sentence
 
 
-@pytest.mark.parametrize("constant", [False, True])
+@sampled("constant", [False, True])
 @pytest.mark.parametrize("other", [{"factor": 1.1}, {"shift": 0.1}, {"factor": 0.5, "epsilon": 1e-3}])
 def test_nothing_is_told_where_the_norm_has_other_statistics(other: dict[str, float], *, constant: bool) -> None:
     found = gs.compare(_program("norm"), _program("bn", constant=constant, **other))

@@ -199,7 +199,7 @@ def _stream(*, of_port: bool, share: float = 0.5, fault: str = "") -> Dump:
     return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "first", "words"),
     [
         (

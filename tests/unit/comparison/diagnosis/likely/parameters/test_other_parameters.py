@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 BLOCKS = range(3)
 NAMES = {"block": "layers_{}", "norm": "LayerNorm_0", "up": "Dense_0", "down": "Dense_1", "scale": "layer_scale"}
@@ -53,7 +53,7 @@ def _blocks(other: str = "", *, port: bool = False, equal: bool = False) -> gs.D
         return gs.capture(loss, weights, {"x": drawn(1, 2, 5, 6)}, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("other", "at", "used", "own"),
     [
         ("down", "blocks.1/down", "blocks.0/down", "blocks.1/down"),

@@ -12,6 +12,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(41).normal
 UNITS = 6
@@ -54,7 +55,7 @@ def _without(missing: str = "", narrow: bool = False) -> Dump:
     return gs.capture(loss, params, {"x": jax.numpy.asarray(IMAGES, dtype)}, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("missing", "less", "more"),
     [
         ("conv/bias", "adds no bias, and the reference `conv/bias`", "adds `conv/bias`, and the reference no bias"),

@@ -110,7 +110,7 @@ def test_few_attentions_are_computed_of_all_positions(monkeypatch: pytest.Monkey
     assert 0 < len(whole) < 5
 
 
-@pytest.mark.parametrize("fault", ["", "no bias", "scale"])
+@sampled("fault", ["", "no bias", "scale"])
 def test_a_position_bias_that_one_program_alone_has_a_name_for_is_no_fault(fault: str) -> None:
     def dump(*, of_port: bool, fault: str = "") -> gs.Dump:
         def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
@@ -144,7 +144,7 @@ def test_a_position_bias_that_one_program_alone_has_a_name_for_is_no_fault(fault
         )
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@sampled("packed", [False, True])
 def test_a_layer_that_computes_something_else_of_one_attention_reads_the_same(packed: bool) -> None:
     found = gs.compare(captured(packed=packed), captured("other", packed=packed))
     assert found.verdict == "different"
@@ -224,7 +224,7 @@ def with_bias(fault: str = "") -> gs.Dump:
     return gs.capture(loss, {**KERNELS, "bias": drawn(7, LENGTH, LENGTH, 2)}, {"x": BATCH["x"]})
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "other"),
     [("transposed", "`bias` transposed as the position bias"), ("none", "no position bias")],
 )
@@ -261,7 +261,7 @@ def of_image(scale: float, *, channels_first: bool) -> gs.Dump:
     return gs.capture(loss, kernels, {"x": drawn(3, EXAMPLES, FEATURES, 2, 3)})
 
 
-@pytest.mark.parametrize("channels_first", [True, False])
+@sampled("channels_first", [True, False])
 def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> None:
     reference = of_image(1 / math.sqrt(FEATURES), channels_first=channels_first)
     assert gs.compare(reference, of_image(1 / math.sqrt(FEATURES), channels_first=not channels_first)).verdict == "same"

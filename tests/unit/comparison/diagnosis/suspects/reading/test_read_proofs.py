@@ -17,6 +17,7 @@ from gradscope.comparison.diagnosis.suspects.reading.kinds import read_proofs
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from tests.support.ports.flax_like import dropout
 from tests.support.ports.port import captured
+from tests.support.sampled import sampled
 
 DRAW = np.random.default_rng(12)
 TOKENS = DRAW.normal(size=(3, 5, 8)).astype(np.float32)
@@ -114,7 +115,7 @@ def test_a_convolution_that_is_right_reads_another_value(convolved: Dump, fault:
     assert BETWEEN in found, found
 
 
-@pytest.mark.parametrize("fault", ["scaled", "kernel", "standardised", "position"])
+@sampled("fault", ["scaled", "kernel", "standardised", "position"])
 def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault: str) -> None:
     found = gs.compare(convolved, _convolved(fault, port=True)).sentence
     assert found.startswith("Forward first differs at `second` ("), found

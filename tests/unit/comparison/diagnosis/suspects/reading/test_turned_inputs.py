@@ -12,6 +12,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 WEIGHTS = {"stem": drawn(1, 3, 3, 3, 6), "head": drawn(2, 6, 4)}
 IMAGES = drawn(3, 4, 8, 8, 3)
@@ -41,7 +42,7 @@ def _captured(*, of_port: bool, fault: str = "", first: bool = False, channels: 
     return gs.capture(loss, {**weights, names[0]: kernel}, {"x": images}, origins=False)
 
 
-@pytest.mark.parametrize(("fault", "axis"), [("reversed", 3), ("mirrored", 2)])
+@sampled(("fault", "axis"), [("reversed", 3), ("mirrored", 2)])
 def test_the_axis_is_told_along_which_a_port_reads_an_image_in_reverse(fault: str, axis: int) -> None:
     found = gs.compare(_captured(of_port=False), _captured(of_port=True, fault=fault))
     told = f", which reads `x`, and in the candidate `x` in reverse along the axis {axis}."

@@ -105,7 +105,7 @@ def test_a_convolution_reads_another_function_of_the_value_before_it(function: A
     assert gs.compare(reference, _convolutions(jax.nn.elu, names=("down", "up"))).verdict == "same"
 
 
-@pytest.mark.parametrize(("fault", "layer"), [("out", "block/out"), ("fc", "fc")])
+@sampled(("fault", "layer"), [("out", "block/out"), ("fc", "fc")])
 def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) -> None:
     found = gs.compare(_attention(), _attention(fault, port=True))
     assert f"). Forward first differs at `{layer}` (" in found.sentence
@@ -214,7 +214,7 @@ def _recurrent(function: Any, *, names: tuple[str, str]) -> Dump:
     return gs.capture(loss, {names[0]: {"kernel": WEIGHTS["fc"]}, names[1]: kernels}, TOKENS, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "words"),
     [(jnp.tanh, "tanh"), (lambda x: jnp.where(x > 0, x, 0.3 * x), "leaky_relu of slope 0.3")],
 )
@@ -277,7 +277,7 @@ def test_so_it_is_where_one_program_has_an_entry_for_its_value(of_ref: bool) -> 
     assert gs.compare(reference, _gated(jax.nn.silu, names=names[1], scope=scopes[1])).verdict == "same"
 
 
-@pytest.mark.parametrize("names", [("f", "g", "mix"), ("w1", "w3", "w2")])
+@sampled("names", [("f", "g", "mix"), ("w1", "w3", "w2")])
 def test_the_functions_of_both_layers_that_a_gated_unit_multiplies_are_told(names: tuple[str, str, str]) -> None:
     reference = _gated(jnp.tanh, jax.nn.sigmoid, names=("f", "g", "mix"))
     assert gs.compare(reference, _gated(jnp.tanh, jax.nn.sigmoid, names=names)).verdict == "same"
@@ -314,7 +314,7 @@ def _halves(function: Any, gate: Any, *, names: tuple[str, str], swapped: bool =
     return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
 
 
-@pytest.mark.parametrize("names", [("up", "down"), ("w1", "w2")])
+@sampled("names", [("up", "down"), ("w1", "w2")])
 def test_what_a_gated_unit_makes_of_both_halves_of_a_value_is_told(names: tuple[str, str]) -> None:
     reference = _halves(jnp.tanh, jax.nn.sigmoid, names=("up", "down"))
     assert gs.compare(reference, _halves(jnp.tanh, jax.nn.sigmoid, names=names)).verdict == "same"

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 EXAMPLES, LENGTH, FEATURES, HEADS = 3, 7, 16, 4
 WIDTH = FEATURES // HEADS
@@ -75,7 +75,7 @@ def test_a_right_port_is_the_same() -> None:
     assert gs.compare(_whole(), _in_parts()).verdict == "same"
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "own", "other"),
     [
         ("none", "a causal mask", "no mask"),

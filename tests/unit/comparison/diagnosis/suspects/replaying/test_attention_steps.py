@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -135,7 +134,7 @@ def test_the_step_is_named_with_which_replaced_all_that_follows_is_reproduced(
     assert f"where `{step}` is the {own} of what it reads, and in the candidate the {other}." in found.sentence
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("fault", "own", "other"),
     [
         ("no mask", "masked softmax over axis 3 of the product / 2", "softmax without a mask of the product / 2"),
