@@ -4,7 +4,7 @@ The loops are compiled by numba, of the extra `fast`, once per machine, and kept
 0.04 s, in which NumPy reduces 64 MiB. So a process loads them when it has reduced about as much, or is about to in one
 call: a small dump never waits for them, and no process takes twice the time of the better choice. A process that says
 in advance how much it will reduce has them loaded meanwhile. Where they have yet to be compiled, which takes five
-seconds, that has to be worth more: the first dump of a machine is not to wait for them.
+seconds, that has to be worth more: the first dump of a machine is not to wait for them, and one of many is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gradscope.arrays.dtypes import dtype_name, is_floating, smallest_normal
 from gradscope.arrays.magnitudes import FLOAT32, FLOAT64, Magnitudes
 from gradscope.arrays.moments import Moments
 from gradscope.arrays.passes.accumulators import TALLIES, WORDS, WORDS_APART, Accumulators, float_at
+from gradscope.arrays.passes.earlier_reductions import count_reduced, reduced_earlier
 from gradscope.arrays.passes.native_kernel import PASSED_AS, NativeKernel, is_compiled
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import ScratchSlot, scratch
@@ -35,7 +36,8 @@ from gradscope.work_for_threads import ThreadPool, mapped, submitted
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
 _WORTH_LOADING: Final = 64 << 20
 
-#: The same where the kernel has yet to be compiled: a third of the time that this takes, since later processes have it.
+#: The same where the kernel has yet to be compiled, together with what earlier processes reduced: half of the time that
+#: this takes, since later processes have it.
 _WORTH_COMPILING: Final = 2 << 30
 
 #: What a byte counts for that is reduced without magnitudes, at which NumPy is so many times as fast.
@@ -59,6 +61,7 @@ class _Loading:
     def __init__(self) -> None:
         self._lock = Lock()
         self._reduced = 0.0
+        self._earlier: int | None = None
         self._begun: Future[NativeKernel | None] | None = None
         self._tried = False
         self._kernel: NativeKernel | None = None
@@ -71,6 +74,8 @@ class _Loading:
         """
         with self._lock:
             self._begin_if_worth(worth)
+            if self._begun is None and worth >= _WORTH_LOADING:
+                count_reduced(int(worth), _WORTH_COMPILING)
 
     def kernel(self, worth: float) -> NativeKernel | None:
         """Returns the kernel; None where it is not loaded yet, or cannot be.
@@ -88,7 +93,11 @@ class _Loading:
         return self._kernel
 
     def _begin_if_worth(self, worth: float) -> None:
-        if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or is_compiled()):
+        if self._begun is not None or worth < _WORTH_LOADING:
+            return
+        if self._earlier is None:  # this process has not counted its own yet
+            self._earlier = reduced_earlier()
+        if is_compiled() or worth + self._earlier >= _WORTH_COMPILING:
             # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
             pool = ThreadPool(1, thread_name_prefix="kernel")
             self._begun = submitted(pool, NativeKernel.loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.arrays.passes import compiled_pass, native_kernel
+from gradscope.arrays.passes import compiled_pass, earlier_reductions, native_kernel
 from gradscope.arrays.passes.compiled_pass import compiled_reduction, expect_reductions
 from gradscope.arrays.passes.native_kernel import NativeKernel
 from gradscope.arrays.reductions import Extremes, NonFinite
@@ -194,6 +195,50 @@ def test_a_kernel_that_has_yet_to_be_compiled_is_to_be_worth_more(
     assert loads == []
     compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
     assert loads == [1]
+
+
+def test_the_kernel_is_compiled_once_many_processes_have_waited_for_numpy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loads: list[int] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(NativeKernel, "loaded", lambda: loads.append(1))
+    loaded = []
+    for _ in range(5):
+        process = compiled_pass._Loading()
+        process.expect(800 << 20)
+        process.kernel(800 << 20)  # the same bytes, which count once
+        loaded.append(len(loads))
+    assert loaded == [0, 0, 1, 2, 3]  # what was loaded here compiles nothing, so that each is to
+    assert earlier_reductions.reduced_earlier() == 1600 << 20
+    process = compiled_pass._Loading()
+    process.expect(63 << 20)
+    assert process.kernel(1) is None
+    assert len(loads) == 3
+    assert earlier_reductions.reduced_earlier() == 1600 << 20
+
+
+def test_no_more_is_counted_than_is_enough_and_nothing_where_the_cache_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for size in (3 << 20, 1 << 19, 9 << 20):
+        earlier_reductions.count_reduced(size, 8 << 20)
+    assert earlier_reductions.reduced_earlier() == 8 << 20
+    (counted,) = (tmp_path / "cache" / "gradscope" / "kernels").iterdir()
+    counted.unlink()
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    for make in (lambda: counted.symlink_to(other), lambda: os.mkfifo(counted), counted.mkdir):
+        make()
+        earlier_reductions.count_reduced(5 << 20, 8 << 20)
+        assert earlier_reductions.reduced_earlier() == 0
+        counted.rmdir() if counted.is_dir() and not counted.is_symlink() else counted.unlink()
+    assert other.read_bytes() == b"mine"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    earlier_reductions.count_reduced(5 << 20, 8 << 20)
+    assert earlier_reductions.reduced_earlier() == 0
 
 
 def test_what_the_core_tier_reads_counts_less(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
