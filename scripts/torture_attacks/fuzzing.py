@@ -204,7 +204,7 @@ def _manifests(folder: Path) -> list[bytes]:
 
     _dumps(folder)
     with open_dump(folder / "good.npz") as dump:
-        return [manifest_to_text(dump.manifest).encode(), b'{"schema":1,"entries":[]}']
+        return [manifest_to_text(dump.manifest).encode(), b'{"schema":2,"entries":[]}']
 
 
 def _archives(folder: Path) -> list[bytes]:

@@ -230,7 +230,7 @@ def _alias_of_alias(members: Members, document: Any) -> None:
 
 
 def _newer(members: Members, document: Any) -> None:
-    document.update(schema=2, new_field={})
+    document.update(schema=3, new_field={})
 
 
 def _deep(members: Members, document: Any) -> None:
@@ -241,7 +241,7 @@ def _deep(members: Members, document: Any) -> None:
 
 
 OURS: dict[str, tuple[Alteration, str]] = {
-    "newer schema": (_newer, "schema 2"),
+    "newer schema": (_newer, "schema 3"),
     "deep manifest": (_deep, "nested deeper"),
     "member that the manifest lacks": (_extra_member, "member 'activation/extra.npy' that its manifest does not name"),
     "member that is missing": (lambda members, document: members.pop("param/w.npy"), "lacks the member 'param/w.npy'"),

@@ -15,7 +15,7 @@ from gradscope.dump.manifest.entries.released_text import Text
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float
 from gradscope.dump.manifest.manifest import (
-    SCHEMA,
+    SCHEMAS_READ,
     Cause,
     Entry,
     Examples,
@@ -105,9 +105,9 @@ def _require_schema(value: Json) -> None:
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int:
         raise DumpError("the manifest does not state which schema it follows")
-    if schema != SCHEMA:
+    if schema not in SCHEMAS_READ:
         raise DumpError(
-            f"the dump follows schema {schema}, and this gradscope reads schema {SCHEMA}",
+            f"the dump follows schema {schema}, and this gradscope reads {' and '.join(map(str, SCHEMAS_READ))}",
             hint=f"open it with a gradscope that reads schema {schema}",
         )
 

@@ -13,7 +13,13 @@ from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming.summary import Cell, Summary
 from gradscope.naming.wording import counted
 
-SCHEMA: Final = 1
+#: The version of the manifest. It grows where an older gradscope cannot read what is written: 0.1.0, which reads
+#: version 1, refuses a key that it does not know.
+SCHEMA: Final = 2
+
+#: The versions that are read: all keys of the older ones are among the newest one's.
+SCHEMAS_READ: Final = (1, SCHEMA)
+
 MEMBER: Final = "__gradscope__.json"
 
 #: The statistics in a dump: *core* are those that a compiled step computes, *full* those of tensors, or on request.
@@ -248,7 +254,7 @@ class Manifest(RunFacts):
 
     Attributes:
         entries: Every record in the order written.
-        schema: Version of the manifest.
+        schema: Version of the manifest, as it is written; version 1, of gradscope 0.1.0, is read, too.
     """
 
     entries: tuple[Entry, ...]

@@ -26,7 +26,7 @@ from gradscope.presentation.tables.query import Query
 from gradscope.presentation.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 
 _NAME: Final = Column(heading="name", kind="name")
 _SHAPE, *_COSTS_AND_SOURCE = COST_CELLS

@@ -94,7 +94,7 @@ def test_a_terminal_shows_one_screen_whose_lines_add_up(tmp_path: Path) -> None:
 def test_json_has_totals_and_rows(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     found = gradscope("inspect", "model.py", "--json", folder=tmp_path).json
-    assert (found["schema"], found["command"], found["batch_size"]) == (1, "inspect", 4)
+    assert (found["schema"], found["command"], found["batch_size"]) == (2, "inspect", 4)
     assert found["totals"]["parameters"] == 3 * 2 + 2
     layers = [row for row in found["rows"] if row["family"] == "activation"]
     assert [row["name"] for row in layers] == ["first", "relu", "last", "(outside layers)"]

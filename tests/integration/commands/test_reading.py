@@ -26,7 +26,7 @@ REFUSED = {
     "fifo": "it is not a regular file",
     "truncated": "it is cut short",
     "structure": "its zip directory",
-    "newer": "the dump follows schema 2, and this gradscope reads schema 1",
+    "newer": "the dump follows schema 3, and this gradscope reads 1 and 2",
 }
 #: Those of them in which `recover` finds whole tensors all the same.
 RECOVERABLE = {"truncated", "structure", "newer"}

@@ -39,7 +39,7 @@ def test_numpy_opens_it_without_pickle(dump: Path) -> None:
         assert found["activation/blocks[3]/attn#2"].view(ml_dtypes.bfloat16).astype(float)[0] == 1.5
         assert found["activation/codes"].tolist() == [-8, 7]
         assert found["activation/none"].shape == (0, 3)
-        assert found["__gradscope__.json"].startswith(b'{"schema":1,')
+        assert found["__gradscope__.json"].startswith(b'{"schema":2,')
 
 
 def test_zip_tools_find_no_error_in_it(dump: Path) -> None:

@@ -350,7 +350,7 @@ def with_files_that_are_counts(index: dict[str, Any]) -> None:
 
 
 def of_a_newer_schema(index: dict[str, Any]) -> None:
-    index["manifest"]["schema"] = 2
+    index["manifest"]["schema"] = 3
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def of_a_newer_schema(index: dict[str, Any]) -> None:
         (with_an_alias_of_nothing, "which is no tensor of its own"),
         (with_another_shape, "do not agree"),
         (with_files_that_are_counts, "should be a list"),
-        (of_a_newer_schema, "follows schema 2"),
+        (of_a_newer_schema, "follows schema 3"),
     ],
 )
 def test_an_altered_index_is_refused(folder: Path, alter: Callable[[Any], None], problem: str) -> None:

@@ -140,7 +140,7 @@ def test_records_of_a_dump_in_memory_have_every_fact_of_their_entries() -> None:
 
 
 def test_a_field_at_its_default_is_left_out() -> None:
-    assert json.loads(manifest_to_text(Manifest(entries=()))) == {"schema": 1, "entries": []}
+    assert json.loads(manifest_to_text(Manifest(entries=()))) == {"schema": 2, "entries": []}
 
 
 def altered(field: str, value: Any) -> bytes:
@@ -160,7 +160,8 @@ def altered(field: str, value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("schema", 2, "schema 2"),
+        ("schema", 3, "schema 3"),
+        ("schema", 0, "schema 0"),
         ("schema", ..., "which schema"),
         ("schema", True, "which schema"),
         ("entries", ..., "lacks entries"),
@@ -198,6 +199,12 @@ def altered(field: str, value: Any) -> bytes:
 def test_a_field_of_the_wrong_kind_is_refused_by_name(field: str, value: Any, problem: str) -> None:
     with pytest.raises(DumpError, match=problem):
         manifest_from_text(altered(field, value))
+
+
+def test_manifests_of_the_first_version_are_read_and_written_as_of_this_one() -> None:
+    read = manifest_from_text(b'{"schema":1,"entries":[],"note":"old"}')
+    assert read == Manifest(entries=(), note="old")
+    assert json.loads(manifest_to_text(read))["schema"] == 2
 
 
 def test_the_error_of_a_newer_schema_names_the_needed_version() -> None:

@@ -156,7 +156,7 @@ def test_an_item_longer_than_a_part_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 #: The limit that is put on a text here, and about its size.
 SIZE = MIB // 2
-HEAD = b'{"schema":1,"entries":[]'
+HEAD = b'{"schema":2,"entries":[]'
 
 
 def _numbered(template: bytes) -> bytes:
@@ -169,7 +169,7 @@ def _repeated(item: bytes) -> bytes:
 
 
 LISTS = HEAD + b',"provenance":{"x":[%b]}}'
-BARE = b'{"schema":1,"entries":[%b]}'
+BARE = b'{"schema":2,"entries":[%b]}'
 FACTS = b'{"family":"","name":"%d","shape":[%b],"dtype":"x","stats":{%b},"site":{"index":0}}'
 COUNTS = b'"histogram":{"first":0,"counts":[%s]}' % b",".join([b"1000000000000", *[b"7"] * 999])
 LINE = b'{"name":"%d","family":"","reason":"opaque"}'
