@@ -101,9 +101,13 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved next to the requested path.
         UsageError: A pattern selects nothing.
     """
+
+    def expect(resolved: ResolvedQuery) -> None:
+        expect_reductions(_tensor_bytes(resolved), may_compile=request.bounds is None)
+
     prepared = prepare(
-        model, arguments, request.spec, request.query, timings, bounds=request.bounds,
-        planned=lambda resolved: expect_reductions(_tensor_bytes(resolved)), meanwhile=request.meanwhile,
+        model, arguments, request.spec, request.query, timings,
+        bounds=request.bounds, planned=expect, meanwhile=request.meanwhile,
     )  # fmt: skip
     _require_memory(prepared, request)
     if request.spec.terms and not prepared.resolved.plan.terms:

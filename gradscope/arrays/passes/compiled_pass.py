@@ -62,17 +62,20 @@ class _Loading:
         self._lock = Lock()
         self._reduced = 0.0
         self._earlier: int | None = None
+        self._may_compile = True
         self._begun: Future[NativeKernel | None] | None = None
         self._tried = False
         self._kernel: NativeKernel | None = None
 
-    def expect(self, worth: float) -> None:
+    def expect(self, worth: float, *, may_compile: bool) -> None:
         """Begins to load the kernel in the background, where that is worth it.
 
         Args:
             worth: The bytes that will be reduced.
+            may_compile: Whether a kernel that is not compiled yet may be, from now on.
         """
         with self._lock:
+            self._may_compile = may_compile
             self._begin_if_worth(worth)
             if self._begun is None and worth >= _WORTH_LOADING:
                 count_reduced(int(worth), _WORTH_COMPILING)
@@ -97,7 +100,7 @@ class _Loading:
             return
         if self._earlier is None:  # this process has not counted its own yet
             self._earlier = reduced_earlier()
-        if is_compiled() or worth + self._earlier >= _WORTH_COMPILING:
+        if is_compiled() or (self._may_compile and worth + self._earlier >= _WORTH_COMPILING):
             # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
             pool = ThreadPool(1, thread_name_prefix="kernel")
             self._begun = submitted(pool, NativeKernel.loaded)
@@ -107,13 +110,14 @@ class _Loading:
 _loading = _Loading()
 
 
-def expect_reductions(size_bytes: int) -> None:
+def expect_reductions(size_bytes: int, *, may_compile: bool = True) -> None:
     """Loads the compiled loops in the background, if a process that will reduce so many bytes is faster with them.
 
     Args:
         size_bytes: The bytes of the arrays that will be reduced with magnitudes, of any dtype.
+        may_compile: Whether this process may compile the loops where none has yet: it takes 200 MB of memory.
     """
-    _loading.expect(size_bytes)
+    _loading.expect(size_bytes, may_compile=may_compile)
 
 
 def compiled_reduction(array: Array, *, magnitudes: bool) -> Reduction | None:

@@ -101,8 +101,9 @@ class NativeKernel(NamedTuple):
             engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
             engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
             engine.finalize_object()
-        # An installed one that does not know this NumPy, interpreter or processor, and a cache that cannot be used.
-        except (ImportError, AttributeError, OSError, RuntimeError, SystemError, TypeError):
+        # An installed one that does not know this NumPy, interpreter or processor, a cache that cannot be used, and too
+        # little memory to compile.
+        except (ImportError, AttributeError, OSError, RuntimeError, SystemError, TypeError, MemoryError):
             return None
         functions = {
             name: ctypes.CFUNCTYPE(ctypes.c_int32, *(_OF_C[each] for each in types))(
