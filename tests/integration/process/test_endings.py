@@ -188,6 +188,11 @@ def test_a_setting_that_jax_refuses_is_named(tmp_path: Path) -> None:
     [
         ("JAX_DUMP_IR_TO", "/dev/null/x", "JAX cannot write its programs to /dev/null/x: Not a directory"),
         ("JAX_DUMP_IR_TO", "model.py", "JAX cannot write its programs to model.py: File exists"),
+        (
+            "JAX_DUMP_IR_TO",
+            "sponge",
+            "JAX writes its programs to TEST_UNDECLARED_OUTPUTS_DIR where JAX_DUMP_IR_TO is sponge: it is not set",
+        ),
         ("JAX_RANDOM_SEED_OFFSET", str(1 << 31), f"JAX takes no offset of seeds of more than 32 bits: {1 << 31}"),
     ],
 )

@@ -27,6 +27,10 @@ _LACK_OF_MEMORY: Final = ("failed to map segment", "cannot allocate memory", "Ca
 #: What only the URL of a folder has.
 _REMOTE: Final = "://"
 
+#: The value of JAX_DUMP_IR_TO that stands for the folder of another variable, in which Bazel collects what tests write.
+_UNDECLARED: Final = "sponge"
+_UNDECLARED_FOLDER: Final = "TEST_UNDECLARED_OUTPUTS_DIR"
+
 
 def backend_ready() -> None:
     """Imports JAX and starts its backend.
@@ -156,6 +160,13 @@ def _require_usable(config: Any) -> None:
             f"JAX takes no offset of seeds of more than {bits} bits: {offset}",
             hint="correct JAX_RANDOM_SEED_OFFSET, or unset it",
         )
+    if folder == _UNDECLARED:
+        folder = os.environ.get(_UNDECLARED_FOLDER)
+        if not folder:
+            raise MachineError(
+                f"JAX writes its programs to {_UNDECLARED_FOLDER} where JAX_DUMP_IR_TO is {_UNDECLARED}: it is not set",
+                hint="correct JAX_DUMP_IR_TO, or unset it",
+            )
     if folder and _REMOTE not in folder:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
