@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence, first_divergence
+from gradscope.comparison.diagnosis.growth import creeping
 from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import OF_PYTORCH, UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -17,9 +18,7 @@ from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STA
 from gradscope.comparison.layout.recipe_steps import FLIP, OF_VECTOR, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.comparison.metrics.evidence import frozen_in, no_gradient_in
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
-    ACTIVATION,
     AUX,
     EXAMPLE_GRAD,
     INPUT,
@@ -30,7 +29,7 @@ from gradscope.naming import (
     key_of,
     printable,
 )
-from gradscope.naming.wording import counted, times
+from gradscope.naming.wording import counted
 
 #: What a run is given, in words.
 _GIVEN: Final = {INPUT: "inputs", PARAM: "parameters", STATE: "state"}
@@ -55,12 +54,6 @@ _KEPT: Final = (
 
 #: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
-
-#: How far what both programs are given may be apart for an error to be one of rounding, how many layers it grows in,
-#: and by how much in each: those of a RegNet and of a ResNet made up to 2.6 times of it, and small faults 100 times.
-_ROUNDED: Final = 1e-6
-_DEEP: Final = 10
-_CREEPING: Final = 3.0
 
 #: What a layer uses otherwise whose kernel may have another layout by mistake.
 OF_KERNEL: Final = "its kernel"
@@ -166,7 +159,7 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
         names = f", of {some_of(additional)}" if own <= MOST_NAMES else ""
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
     rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
-    return [*parts, *rest, *_unreached(rows), *_creeping(rows, divergence)]
+    return [*parts, *rest, *_unreached(rows), *creeping(rows, divergence.forward)]
 
 
 def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -184,29 +177,6 @@ def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
             clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")
     of_others = [row for row in rows if row.family == PARAM_GRAD and row.explained and row.likely]
     return [*clauses, *(f"the gradient of {quoted(row.name)} {row.likely}" for row in of_others[:1])]
-
-
-def _creeping(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
-    """Returns a clause about an error that no layer makes: each makes a few times what it reads of that of rounding.
-
-    So it is in deep networks that are not trained, whose norms over few values make more of every error.
-    """
-    first = divergence.forward
-    if first is None or first.family != ACTIVATION:
-        return []
-    compared = (row for row in rows if row.family in _GIVEN and row.compared)
-    equal = all(row.status == "same" and (row.needed or 0.0) <= _ROUNDED for row in compared)
-    before = [row for row in rows if row.family == ACTIVATION and row.compared and row.index <= first.index]
-    growths = [as_float(row.metrics["growth"]) for row in before if row.metrics.get("growth") is not None]
-    # Values that are no results of layers have no growth, as what is only returned.
-    if not equal or len(growths) < _DEEP or not max(growths) <= _CREEPING:
-        return []
-    # What has no growth may make its error itself: it is no more than others make of what is over no tolerance yet.
-    reached = max((as_float(row.metrics.get("rel_l2", 0.0)) for row in before if row is not first), default=0.0)
-    if not as_float(first.metrics.get("rel_l2", math.inf)) <= _CREEPING * reached:
-        return []
-    most = f"{times(max(growths))} at most in each of {counted(len(growths), 'layer')}"
-    return [f"the error grows from rounding, {most}: `gradscope calibrate` tells whether that is noise"]
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """`growths` relates the error of each tensor to the errors that it could inherit from its sources.
 
+`creeping` tells of an error that no layer makes.
+
 The growth of a value or gradient is its `rel_l2` divided by the largest `rel_l2` of its sources in the graph of layers,
 or by a floor where that is larger, because ratios of rounding errors carry no information.
 """
@@ -11,18 +13,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.default_tolerances import READ_FAMILIES, default_tolerance
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair
 from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources
-from gradscope.naming import is_gradient, split_key
+from gradscope.naming import ACTIVATION, PARAM, is_gradient, split_key
+from gradscope.naming.wording import counted, times
 
 #: Growth above which an error counts as made by the layer itself.
 FLAGGED: Final = 10.0
 
 #: The floor below which an inherited error counts as rounding, as a fraction of the value's default tolerance.
 _FLOOR: Final = 0.01
+
+#: How far what both programs are given may be apart for an error to be one of rounding, how many layers it grows in,
+#: and by how much in each: those of a RegNet and of a ResNet made up to 2.6 times of it, those of a ResNet in bfloat16
+#: 2.7 times, and small faults 100 times.
+_ROUNDED: Final = 1e-6
+_DEEP: Final = 10
+_CREEPING: Final = 3.0
+
+#: How far it may be apart where one program casts it to 16 bits: the largest relative error of an element, half of
+#: bfloat16's epsilon, and the share of the default tolerance that all of them make, which is a twelfth.
+_CAST_ELEMENT: Final = 2.0**-8
+_CAST: Final = 0.1
+_OF_16_BITS: Final = default_tolerance(PARAM, "float16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +115,36 @@ def makes_error(row: ComparisonRow) -> bool:
 def _quotient(own: float, inherited: float) -> float:
     # Two infinite errors: the error is inherited unchanged.
     return 1.0 if own == inherited else own / inherited
+
+
+def creeping(rows: Sequence[ComparisonRow], first: ComparisonRow | None) -> list[str]:
+    """Returns a clause about an error that no layer makes: each makes a few times what it reads of that of rounding.
+
+    So it is in deep networks that are not trained, whose norms over few values make more of every error.
+
+    Args:
+        rows: The rows of a comparison.
+        first: The one that first differs in the forward pass.
+    """
+    if first is None or first.family != ACTIVATION:
+        return []
+    given = (row for row in rows if row.family in READ_FAMILIES and row.compared)
+    before = [row for row in rows if row.family == ACTIVATION and row.compared and row.index <= first.index]
+    growth = [as_float(row.metrics["growth"]) for row in before if row.metrics.get("growth") is not None]
+    # Values that are no results of layers have no growth, as what is only returned.
+    if not all(map(_is_rounded, given)) or len(growth) < _DEEP or not max(growth) <= _CREEPING:
+        return []
+    # What has no growth may make its error itself: it is no more than others make of what is over no tolerance yet.
+    reached = max((as_float(row.metrics.get("rel_l2", 0.0)) for row in before if row is not first), default=0.0)
+    if not as_float(first.metrics.get("rel_l2", math.inf)) <= _CREEPING * reached:
+        return []
+    most = f"{times(max(growth))} at most in each of {counted(len(growth), 'layer')}"
+    return [f"the error grows from rounding, {most}: `gradscope calibrate` tells whether that is noise"]
+
+
+def _is_rounded(row: ComparisonRow) -> bool:
+    """Returns whether both programs are given the same tensor, which one of them may cast to 16 bits."""
+    needed, tolerance = row.needed or 0.0, row.tolerance or 0.0
+    largest = as_float(row.metrics.get("max_rel", math.inf))
+    is_cast = tolerance >= _OF_16_BITS and needed <= _CAST * tolerance and largest <= _CAST_ELEMENT
+    return row.status == "same" and (needed <= _ROUNDED or is_cast)

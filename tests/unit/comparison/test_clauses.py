@@ -179,6 +179,26 @@ def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
     assert "grows from rounding" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence
 
 
+def test_an_error_of_rounding_to_16_bits_grows_from_what_is_cast_and_a_fault_does_not() -> None:
+    def captured(dtype: Any, fourth: float) -> Dump:
+        def loss(start: Any, batch: Any) -> Any:
+            x = start * batch
+            for number in range(26):
+                with jax.named_scope(f"layer{number}"):
+                    x = jnp.asarray(fourth if number == 3 else 1.4, dtype) * jnp.minimum(x, 1 - x)
+            return x.astype(np.float32).sum()
+
+        batch = jnp.linspace(0.1, 0.9, 64, dtype=np.float32).astype(dtype)
+        return gs.capture(loss, jnp.asarray(0.77, dtype), batch, origins=False)
+
+    reference = captured(np.float32, 1.4)
+    found = gs.compare(reference, captured(jnp.bfloat16, 1.4))
+    assert found.verdict == "different"
+    assert "the error grows from rounding, " in found.sentence
+    for other in (captured(jnp.bfloat16, 1.48), captured(np.float32, 1.402)):
+        assert "grows from rounding" not in gs.compare(reference, other).sentence
+
+
 def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
     def captured(factor: float, scope: str) -> Dump:
         def loss(start: Any, batch: Any) -> Any:
