@@ -14,8 +14,18 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.manifest.provenance import SOURCE_LINES
 from gradscope.dump.record import Json
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
-from gradscope.naming.wording import counted
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    EXAMPLE_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    TENSOR,
+    TERM,
+    key_of,
+    printable,
+)
+from gradscope.naming.wording import counted, place_behind
 
 #: The field that says whether a model ran in training, and the name that a capture from PyTorch has for it.
 _MODE: Final = "train"
@@ -35,7 +45,10 @@ _LIKELY_CAUSES: Final = (
 
 
 def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:
-    """Returns sentences about what one capture recorded and the other did not; empty where there is no difference."""
+    """Returns sentences about what one capture recorded and the other did not; empty where there is no difference.
+
+    Where a NaN or an infinity of one program alone began is among that.
+    """
     sides = (("reference", ref, cand), ("candidate", cand, ref))
     return tuple(
         f"the {name} {text}"
@@ -46,8 +59,16 @@ def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:
             *_families(source.manifest, other.manifest),
             *_left_out(source.manifest, other.manifest),
             *_incomplete(source.manifest),
+            *_origins(source.manifest, other.manifest),
         )
     )
+
+
+def _origins(own: Manifest, other: Manifest) -> Iterator[str]:
+    known = [each for each in own.origins if each.why]
+    if known and not other.origins:
+        place = f"{printable(known[0].name)}{place_behind(known[0].why, known[0].source)}"
+        yield f"states where a NaN or an infinity began: {place} {known[0].why}"
 
 
 def _operations(own: Manifest, other: Manifest) -> Iterator[str]:

@@ -16,7 +16,7 @@ COMPARISON: Final = {
     "rows": "One object for each name of either dump; of two runs, for each tensor at the first step that differs",
     "provenance_differences": "What the dumps or runs do not have in common, each with `field`, `ref` and `cand`",
     "field": "The name of a fact about a run, such as `versions.jax`",
-    "extent_differences": "What only one of the captures looked at, in sentences",
+    "extent_differences": "What only one of the captures looked at or found, in sentences",
     "examples": "Of gradients of each example: `count`, `spread`, `random`, `bias`, `standard_errors`, `systematic`",
     "standard_errors": "The bias of the gradients of the examples, in its standard errors",
     "systematic": "Whether that is more than chance",

@@ -9,6 +9,7 @@ import pytest
 from gradscope.comparison import compare
 from gradscope.comparison.diagnosis.runs.run_differences import extent_differences
 from gradscope.dump.manifest.manifest import Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.comparison.judging.test_verdicts import LAYERS, MODEL, dump, stats_only
 
@@ -20,6 +21,7 @@ OPERATIONS = (
     ),
 )
 FEWER = {key: array for key, array in MODEL.items() if "grad" not in key}
+BEGAN = Origin(direction="backward", name="norm/rsqrt", why="sent back the first Inf: why", source="a.py:3")
 FILTERED = Ledger(missing=(LedgerLine(name="third", family="activation", reason="filtered"),))
 
 
@@ -32,6 +34,12 @@ FILTERED = Ledger(missing=(LedgerLine(name="third", family="activation", reason=
         (dump(FEWER), ("the candidate holds nothing of activation_grad, param_grad",)),
         (dump(ledger=FILTERED), ("the candidate left out 1 site by its selection, the other 0",)),
         (dump(complete=False, note="killed"), ("the candidate is incomplete: killed",)),
+        (
+            dump(origins=(BEGAN,)),
+            (
+                "the candidate states where a NaN or an infinity began: norm/rsqrt (a.py:3) sent back the first Inf: why",
+            ),
+        ),
     ],
 )
 def test_a_sentence_states_what_one_capture_lacks(other: MemoryDump, sentences: tuple[str, ...]) -> None:
@@ -47,6 +55,10 @@ def test_a_family_that_an_option_writes_is_reported_missing_in_the_other_with_th
     with_family = dump({**MODEL, f"{family}/second/dot.0": MODEL["activation_grad/first"]})
     assert extent_differences(dump(), with_family) == (f"the reference holds nothing of {family} (dump {option})",)
     assert extent_differences(with_family, dump()) == (f"the candidate holds nothing of {family} (dump {option})",)
+
+
+def test_where_a_nan_began_is_no_difference_where_both_have_one() -> None:
+    assert extent_differences(dump(origins=(BEGAN,)), dump(origins=(replace(BEGAN, why="another"),))) == ()
 
 
 def test_a_foreign_file_has_no_extent_differences() -> None:
