@@ -86,6 +86,11 @@ def half_norm(epsilon: float, dtype: Any = jnp.float16) -> Callable[[Any, Any], 
     return loss
 
 
+def half_rsqrt(dtype: Any) -> Callable[[Any, Any], Any]:
+    """Of a number whose derivative is 34,000, in 66,000 of which JAX computes it."""
+    return lambda w, x: jax.lax.rsqrt((w * 0 + 6e-4).astype(dtype)).astype(jnp.float32).sum() + x.sum()
+
+
 def half_log(epsilon: float) -> Callable[[Any, Any], Any]:
     return lambda w, x: jnp.log(jnp.maximum(w, epsilon)).astype(jnp.float32).sum() + x.sum()
 
@@ -210,6 +215,9 @@ CASES = {
         repairs.ADD_EPSILON, half_quotient(0.0), half_quotient(0.01)
     ),
     "the same in float32": Case(repairs.WIDER, half_quotient(0.0), half_quotient(0.0, jnp.float32)),
+    "derivative that is computed of numbers beyond float16": Case(
+        repairs.WIDER, half_rsqrt(jnp.float16), half_rsqrt(jnp.float32)
+    ),
     "softmax by hand in float16": Case(
         repairs.SHIFT, half_softmax(lambda s: 0.0, mask=False), half_softmax(jnp.max, mask=False)
     ),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -124,7 +125,26 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
         found = overflow(failure.dtype, backward=True)
         return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)
     operands = f" at {numbers(failure.operands)}" if failure.operands else ""
-    return Diagnosis(f"the derivative of {primitive}{operands}{place} is not finite")
+    derivative = f"the derivative of {primitive}{operands}{place}"
+    if _is_finite_in_float32(failure):
+        bound = f"{failure.dtype} (largest {largest(failure.dtype):.6g})"
+        return Diagnosis(f"{derivative} overflows {bound} where it is computed", WIDER)
+    return Diagnosis(f"{derivative} is not finite")
+
+
+def _is_finite_in_float32(failure: Failure) -> bool:
+    """Returns whether the derivative of a function of one number is finite where it is computed in more bits."""
+    equation, wide = failure.equation, jnp.finfo(jnp.float32).bits
+    if not jnp.issubdtype(failure.dtype, jnp.floating) or jnp.finfo(failure.dtype).bits >= wide:
+        return False
+    of_one = len(failure.operands) == len(equation.invars) == 1 and not equation.primitive.multiple_results
+    if not of_one or equation.invars[0].aval.shape != equation.outvars[0].aval.shape:
+        return False
+    if any("dtype" in name for name in equation.params) or sub_jaxprs(equation):
+        return False
+    operand = jnp.full(equation.invars[0].aval.shape, failure.operands[0], jnp.float32)
+    _, pull_back = jax.vjp(lambda x: equation.primitive.bind(x, **equation.params), operand)
+    return bool(jnp.isfinite(pull_back(jnp.ones_like(operand))[0]).all())
 
 
 def _singular(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> Diagnosis | None:
