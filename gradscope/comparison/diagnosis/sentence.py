@@ -24,7 +24,7 @@ from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, READS, 
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
-from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
+from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS, MULTIPLE
 from gradscope.comparison.diagnosis.likely.losses.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.same_sentence import agreement, of_products
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -249,7 +249,8 @@ def _in_brackets(row: ComparisonRow, where: str) -> str:
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     own = row.explained or (row.family == ACTIVATION and (row.made_here or growth > FLAGGED))
-    told = own or row.family in (AUX, ACTIVATION_GRAD) or row.likely.startswith(OF_DROPOUTS)
+    own = own or row.likely.startswith(OF_DROPOUTS) or row.likely.endswith(MULTIPLE)
+    told = own or row.family in (AUX, ACTIVATION_GRAD)
     likely = f"; it {row.likely}" if told and row.likely else ""
     # A pair that only its place suggests is worth a look at both places.
     other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import chain
 
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
+from gradscope.comparison.pairing.inference.by_use.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.example_order import order_of_batch, with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
-from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.other_sizes.read_slices import with_read_slices
 from gradscope.comparison.pairing.inference.other_sizes.repeated_values import with_repeats
 from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards

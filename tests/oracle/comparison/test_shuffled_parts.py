@@ -291,12 +291,13 @@ def test_a_packed_layer_may_have_its_heads_in_another_order_in_both_programs() -
 
 
 @cache
-def _rotary(*, interleaved: bool, kernels: bool) -> Dump:
+def _rotary(*, interleaved: bool, kernels: bool, factor: float = 1.0) -> Dump:
     """An attention with rotary positions, whose pairs of features are side by side, or in the two halves of a head.
 
     Args:
         interleaved: Whether it rotates features that are side by side.
         kernels: Whether its kernels are those for that.
+        factor: What it multiplies its inputs by.
     """
     angles = np.arange(TOKENS.shape[1], dtype=np.float32)[:, None] * np.array(
         [1.0, 0.1], np.float32
@@ -314,6 +315,8 @@ def _rotary(*, interleaved: bool, kernels: bool) -> Dump:
 
     def loss(weights: Any, x: Any) -> Any:
         parts: dict[str, Any] = {}
+        with jax.named_scope("scaled"):
+            x *= factor
         for name in "qkv":
             with jax.named_scope(f"{name}_proj"):
                 parts[name] = x @ weights[name]
@@ -342,3 +345,12 @@ def test_pairs_of_features_that_rotary_positions_rotate_may_be_side_by_side_or_i
 def test_rotary_positions_of_another_kind_than_the_kernels_are_a_fault(kernels: bool) -> None:
     found = gs.compare(_rotary(interleaved=False, kernels=False), _rotary(interleaved=not kernels, kernels=kernels))
     assert found.sentence.startswith("Forward first differs at `o_proj`"), found.sentence
+
+
+def test_what_layers_return_behind_a_fault_has_the_order_of_their_kernels() -> None:
+    found = gs.compare(_rotary(interleaved=False, kernels=False), _rotary(interleaved=True, kernels=True, factor=1.01))
+    assert found.sentence.startswith("Forward first differs at `scaled`"), found.sentence
+    assert "made anew" not in found.sentence
+    errors = {(row.family, row.name): row.metrics["rel_l2"] for row in found.rows if row.name in ("q_proj", "k_proj")}
+    assert len(errors) == 4
+    assert all(isinstance(each, float) and each < 0.1 for each in errors.values()), errors

@@ -40,6 +40,9 @@ from gradscope.naming.wording import counted
 #: How the reason ends that a gradient differs where rounding decides.
 AT_KINKS: Final = "where rounding decides on which side of a kink its value is"
 
+#: How the words of a value end that is a multiple of its counterpart, wherever that is made.
+MULTIPLE: Final = "times the reference's"
+
 #: The largest tensor in bytes that is read a second time.
 _READ_AGAIN_BYTES: Final = 64 << 20
 
@@ -207,4 +210,4 @@ def _multiple(row: ComparisonRow) -> str:
         apart, factor = 2 - apart, -factor
     if apart > _PARALLEL or not math.isfinite(factor) or factor == 0 or abs(factor - 1) < _LEAST_FACTOR:
         return ""
-    return f"is {factor:.4g} times the reference's"
+    return f"is {factor:.4g} {MULTIPLE}"

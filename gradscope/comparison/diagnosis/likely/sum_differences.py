@@ -40,6 +40,11 @@ _ROUNDING: Final = 1e-5
 _LEFT: Final = 1e-3
 _FINE: Final = 1e-6
 
+#: How many terms are several, and of how many a difference may be, and how far their factors from whole numbers.
+_FEWEST_OF_SEVERAL: Final = 2
+_MOST_LEFT: Final = 4
+_NEAR: Final = 1e-2
+
 #: The functions of a sum, by their words.
 _FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
 
@@ -85,13 +90,14 @@ class SumDifferences:
         apart, most = other - one, _FINE * float(np.linalg.norm(one))
         if not terms or not float(np.linalg.norm(apart)) * _LEFT > most:
             return ""
-        left = _left_by(apart, [each for _, each in terms])
-        if left is None:
-            return ""
-        less, more = (None if at is None else _quoted(terms[at][0]) for at in left)
-        if less is None or more is None:
-            return f"is the reference's less {less}" if more is None else f"is the reference's plus {more}"
-        return f"is the reference's with {more} in place of {less}"
+        values = [each for _, each in terms]
+        left = _left_by(apart, values)
+        several = _several_left_by(apart, values) if left is None else [[] if at is None else [at] for at in left]
+        less, more = ([terms[at][0] for at in each] for each in several)
+        if less and more:
+            return f"is the reference's with {_added(more)} in place of {_added(less)}"
+        named = " and ".join(map(_quoted, less or more))
+        return f"is the reference's {'less' if less else 'plus'} {named}" if named else ""
 
     def _name(self, key: str) -> str:
         """Returns the reference's name of a value of the candidate, or else its own."""
@@ -241,10 +247,37 @@ def _left_by(apart: Array, terms: Sequence[Array], most: int = 2) -> tuple[int |
     return None
 
 
+def _several_left_by(apart: Array, terms: Sequence[Array]) -> tuple[list[int], list[int]]:
+    """Returns which of some terms a difference is less, and which it is more, of several; none where it is of none.
+
+    Args:
+        apart: The difference.
+        terms: The terms, those nearest to it first: what others are added up in comes before these.
+    """
+    step = -(-apart.size // _SAMPLE)
+    sample, made = apart.ravel()[::step], np.stack([each.ravel()[::step] for each in terms], -1)
+    if not (np.isfinite(sample).all() and np.isfinite(made).all()):
+        return [], []
+    for count in range(_FEWEST_OF_SEVERAL, min(len(terms), sample.size // _FEWEST) + 1):
+        numbers = np.linalg.lstsq(made[:, :count], sample, rcond=None)[0]
+        if np.linalg.norm(made[:, :count] @ numbers - sample) <= _LEFT * np.linalg.norm(sample):
+            signs = np.round(numbers)
+            if np.abs(numbers - signs).max() > _NEAR or np.abs(signs).max() > 1 or np.abs(signs).sum() > _MOST_LEFT:
+                return [], []
+            whole = np.sum([sign * each for sign, each in zip(signs, terms, strict=False) if sign], axis=0)
+            less, more = (np.flatnonzero(signs == sign).tolist() for sign in (-1, 1))
+            return (less, more) if np.linalg.norm(whole - apart) <= _LEFT * np.linalg.norm(apart) else ([], [])
+    return [], []
+
+
 def _signed(terms: Sequence[Array] | Array, chosen: tuple[int | None, int | None]) -> Array:
     """Returns what is left of some terms where one is taken away and one is added."""
     less, more = chosen
     return (0.0 if more is None else terms[more]) - (np.zeros(1) if less is None else terms[less])
+
+
+def _added(keys: Sequence[str]) -> str:
+    return " + ".join(map(_quoted, keys))
 
 
 def _quoted(key: str) -> str:

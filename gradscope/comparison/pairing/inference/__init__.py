@@ -7,8 +7,7 @@
 - `terms_of_sums`: which two tensors add up to another, and in which order its blocks are those of a sum.
 - `zero_terms`: which parameters of zeros are added to others, as their gradients show.
 - `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
-- `layout_use`: whether what reads an activation bears out the layout that its values suggest.
-- `merged_order`: whether positions that are merged into one axis are used in the order that their values suggest.
+- `by_use`: the layouts that values alone do not settle, by what makes them and what reads them.
 - `other_sizes`: values of which one program has more elements, and no more that is of use.
 - `example_order`: whether the batch has its examples in another order, as the values of the inputs prove.
 """

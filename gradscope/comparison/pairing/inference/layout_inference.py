@@ -24,6 +24,8 @@ import numpy as np
 from gradscope.comparison.layout.example_orders import Order
 from gradscope.comparison.layout.layouts import AxisLayout, arranged, differ_by_ones, relative_error
 from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.inference.by_use.kernel_rows import with_orders_of_kernels
+from gradscope.comparison.pairing.inference.by_use.layout_use import LayoutUse
 from gradscope.comparison.pairing.inference.layout_search import (
     LayoutSearch,
     both_shapes,
@@ -32,7 +34,6 @@ from gradscope.comparison.pairing.inference.layout_search import (
     pure_axes,
     transposed_by_values,
 )
-from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
@@ -101,13 +102,13 @@ class _Inference:
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
         use = LayoutUse(self._dumps, self._search, matches)
         known = use.borne_out(known, related.usual)
-        known = use.with_moved_rows(known, [match for match, agreeing in found.items() if not agreeing])
+        undecided = [match for match, agreeing in found.items() if not agreeing]
+        known = use.with_moved_rows(known, undecided)
         known |= related.voted(match for match in found if match not in known)
+        known = with_orders_of_kernels(self._dumps, self._search, matches, known, undecided)
         known |= self._gradients_as_values([match for match in found if match not in known], known)
         every = transposed | known
-        unproven = {
-            each for each in every if self._unproven(each, every, related) and not use.agrees_behind(each, known)
-        }
+        unproven = {one for one in every if self._unproven(one, every, related) and not use.agrees_behind(one, known)}
         if not known and not unproven:
             return tuple(matches)
         laid_out = (_with_layout(match, known.get(match), self._dumps) for match in matches)
@@ -132,10 +133,8 @@ class _Inference:
         return not any(known[each].steps(self._shape(each)) for each in known if _family(each) in (PARAM, STATE))
 
     def _by_values(self, matches: Sequence[Match]) -> dict[Match, Layouts]:
-        return dict(zip(matches, self._mapper(self._agreeing, matches), strict=True))
-
-    def _agreeing(self, match: Match) -> Layouts:
-        return self._search.agreeing(match.ref, match.cand)
+        found = self._mapper(lambda match: self._search.agreeing(match.ref, match.cand), matches)
+        return dict(zip(matches, found, strict=True))
 
     def _among(self, match: Match) -> Layouts:
         return self._search.possible(match.ref, match.cand)

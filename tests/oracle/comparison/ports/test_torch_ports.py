@@ -1398,6 +1398,24 @@ def test_rows_of_a_kernel_without_a_gradient_are_not_said_to_be_those_of_padding
     assert "padding_idx" not in found.sentence
 
 
+def test_a_kernel_in_a_scope_that_reads_tokens_for_another_parameter_is_no_table() -> None:
+    torch.manual_seed(0)
+    module, tokens = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 8)), torch.arange(20).reshape(4, 5) % 7
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(state: Any, tokens: Any) -> Any:
+        with jax.named_scope("net"):
+            y = state["0.weight"][tokens] @ state["1.weight"].T + state["1.bias"]
+        stopped, left = jnp.split(y, [2], -1)
+        return jnp.sin(jnp.concatenate([jax.lax.stop_gradient(stopped), left], -1)).mean()
+
+    reference = capture(module, lambda y: y.sin().mean(), tokens)
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(reference, gs.capture(loss, state, tokens.numpy().astype(np.int32), origins=False))
+    assert "differs in the rows [0, 1] alone, for which it has none" in found.sentence, found.sentence
+    assert "padding_idx" not in found.sentence
+
+
 def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), torch.randn(4, 3, 5, 6)

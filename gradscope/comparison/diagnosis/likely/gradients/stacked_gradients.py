@@ -62,9 +62,9 @@ def other_rows(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
 
 
 def _is_looked_up(source: DumpSource, gradient: str) -> bool:
-    """Returns whether a layer that uses a parameter reads whole numbers, as that does which looks up its rows."""
+    """Returns whether a layer that uses a parameter alone reads whole numbers, as that does which looks up its rows."""
     name = split_key(gradient)[1]
-    read = {key for layer in source.manifest.layers if name in layer.params for key in layer.inputs}
+    read = {key for layer in source.manifest.layers if layer.params == (name,) for key in layer.inputs}
     entries = (each for each in source.manifest.entries if each.family in (ACTIVATION, INPUT) and each.name in read)
     return any(dtype_class(each.dtype) == "integer" for each in entries)
 

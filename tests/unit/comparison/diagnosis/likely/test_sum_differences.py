@@ -166,3 +166,18 @@ def test_a_term_of_a_sum_is_told_whatever_the_others_are_and_in_whatever_layout(
     assert f"; it is the reference's {words};" in sentence, sentence
     scaled = gs.compare(reference, _scaled(lambda x, y, _: x + 1.5 * y, port=True)).sentence
     assert "it is the reference's" not in scaled, scaled
+
+
+@pytest.mark.parametrize(
+    ("ref", "cand", "words"),
+    [
+        (lambda x, y, z: x + y + z, lambda _x, y, _z: y, "less `deep` and `stem`"),
+        (lambda _x, y, _z: y, lambda x, y, z: x + y + z, "plus `deep` and `stem`"),
+        (lambda x, y, z: x - z + y, lambda _x, y, z: z + y, ""),
+        (lambda x, y, z: jnp.sin(x) - z + y, lambda x, y, z: x + y + z, ""),
+    ],
+    ids=["left out", "added", "twice one", "unknown"],
+)
+def test_several_terms_of_a_sum_are_told(ref: Any, cand: Any, words: str) -> None:
+    sentence = gs.compare(_scaled(ref, port=False), _scaled(cand, port=True)).sentence
+    assert (f"; it is the reference's {words};" if words else "made here or right before it; `Block_0`") in sentence

@@ -234,10 +234,20 @@ def usual_attentions(
             continue
         if is_window(mask) and rotary not in (None, Rotary()):  # of each window all ways would take seconds
             continue
-        scales = (width**-0.5,) if is_window(mask) else (width**-0.5, 1.0, most**-0.5, 1 / width)
-        for scale in dict.fromkeys(scales):
+        for scale in usual_scales(most, heads)[: 1 if is_window(mask) else None]:
             for order in orders:
                 yield Attention(order, heads, scale, mask, bias, rotary, of_each_head)
+
+
+def usual_scales(features: int, heads: int) -> list[float]:
+    """Returns by what programs multiply scores, the most usual first, some of them by a mistake.
+
+    Args:
+        features: The number of features of the query.
+        heads: The number of heads.
+    """
+    width = features // heads
+    return list(dict.fromkeys((width**-0.5, 1.0, features**-0.5, 1 / width)))
 
 
 def _of_rows(array: Array, rows: Array) -> Array:

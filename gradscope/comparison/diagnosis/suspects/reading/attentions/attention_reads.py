@@ -29,6 +29,7 @@ from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import
     Attention,
     Values,
     usual_attentions,
+    usual_scales,
 )
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts import (
     AttentionParts,
@@ -187,12 +188,17 @@ def _attentions_of(
     """
     kinds = {"is_packed": parts.is_packed, "is_grouped": parts.is_grouped}
     if own := next(ref.fitting(usual), None):
-        its = _nearest(cand, own, (*usual, *_beside(usual, own, **kinds)))
+        its = _nearest(cand, own, (*usual, *_scaled(own, parts), *_beside(usual, own, **kinds)))
     elif its := next(cand.fitting(usual), None):
-        own = _nearest(ref, its, _beside(usual, its, **kinds))
+        own = _nearest(ref, its, (*_scaled(its, parts), *_beside(usual, its, **kinds)))
     else:
         its = None
     return None if own is None or its is None else (own, its)
+
+
+def _scaled(known: Attention, parts: AttentionParts) -> Iterator[Attention]:
+    """Yields an attention with each usual scale: of windows, the usual attentions have one, as all would take long."""
+    yield from (known._replace(scale=scale) for scale in usual_scales(max(parts.features), known.heads))
 
 
 def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Attention | None:

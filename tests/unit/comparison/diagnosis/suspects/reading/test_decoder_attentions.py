@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.naming.wording import brief
 from tests.support.data import drawn
 from tests.support.sampled import sampled
 
@@ -36,7 +37,7 @@ def _rotated(x: Any, fault: str) -> Any:
 
 
 @cache
-def _decoder(fault: str = "", *, padded: bool = False) -> gs.Dump:
+def _decoder(fault: str = "", *, padded: bool = False, scale: float = WIDTH**-0.5) -> gs.Dump:
     def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
         parts = []
         for name in "qkv":
@@ -50,7 +51,7 @@ def _decoder(fault: str = "", *, padded: bool = False) -> gs.Dump:
             )
         value = _rotated(value, fault) if fault == "all" else value
         repeat = (lambda x: jnp.tile(x, (1, 1, 2, 1))) if fault == "tiled" else (lambda x: jnp.repeat(x, 2, axis=2))
-        scores = jnp.einsum("nqhd,nkhd->nhqk", query, repeat(key)) / WIDTH**0.5
+        scores = jnp.einsum("nqhd,nkhd->nhqk", query, repeat(key)) * scale
         mask = np.tril(np.ones((LENGTH, LENGTH), np.bool_), {"before": -1, "next": 1}.get(fault, 0))
         mask = mask & ~np.tril(mask, -4) if fault == "window" else mask.T if fault == "after" else mask
         shown = mask & (batch["kept"][:, None, None] == 1) if padded else mask
@@ -105,3 +106,11 @@ def test_a_causal_mask_may_be_mistaken_beside_one_that_is_given(fault: str, othe
 def test_a_mask_that_only_one_program_reads_through_is_told_beside_the_causal_one() -> None:
     sentence = gs.compare(_decoder(padded=True), _decoder()).sentence
     assert "with `kept` as the mask, and a causal mask, and in the candidate with a causal mask." in sentence
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_another_scale_is_told_of_attentions_within_a_window(scaled: bool) -> None:
+    right, wrong = _decoder("window"), _decoder("window", scale=1.0)
+    sentence = gs.compare(*((right, wrong) if scaled else (wrong, right))).sentence
+    own, other = (f"scores times {brief(each)}" for each in ((WIDTH**-0.5, 1.0) if scaled else (1.0, WIDTH**-0.5)))
+    assert f" an attention with {own}, and in the candidate with {other}." in sentence
