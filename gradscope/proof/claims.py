@@ -68,7 +68,8 @@ class Outcome:
         longer: Likewise with solvers that run longer, in each of the ways in which they may.
         not_finite: What the claim is, if it is no finite number and the finite difference is one.
         zero: Whether the derivative is zero but for the rounding of the loss, to which error and expected are relative.
-        solved: Whether the error may be that of an iterative solver, which nothing shows.
+        solved: Whether the error may be that of an iterative solver, which nothing shows: a "small" one, or one of any
+            size where what the solver returns "jumps"; "" where it is not.
     """
 
     status: Status
@@ -78,7 +79,7 @@ class Outcome:
     longer: tuple[float, ...] = ()
     not_finite: NotFinite = ""
     zero: bool = False
-    solved: bool = False
+    solved: Literal["small", "jumps", ""] = ""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -181,12 +182,12 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
         shown.append(wrong and (ran_longer or moved > 0) and result.error / 2 < last <= _ANOTHER * result.error)
     factors = tuple(each.compared.factor for each in levels.values())
     if first is None and ((shown and not any(shown)) or usual.claim.hides_solvers) and result.error <= _UNPROVEN:
-        return replace(result, status="not checked", expected=_UNPROVEN, solved=True)
+        return replace(result, status="not checked", expected=_UNPROVEN, solved="small")
     first = first or _unsettled(usual, levels)
     if first is not None and (first.status != "correct" or not _leave_error(levels)):
         return replace(first, longer=factors)
     if first is None and _jumps(usual, levels.values()):
-        return replace(result, status="not checked", expected=result.error, longer=factors, solved=True)
+        return replace(result, status="not checked", expected=result.error, longer=factors, solved="jumps")
     return replace(result, longer=factors)
 
 

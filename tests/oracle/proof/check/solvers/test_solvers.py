@@ -276,6 +276,31 @@ def test_differences_of_a_solver_that_runs_longer_count_where_that_of_the_rule_d
     assert found.status == status
 
 
+def test_a_gradient_through_a_solver_whose_results_jump_is_not_held_to_differences_of_the_loss() -> None:
+    ratio = (5**0.5 - 1) / 2
+
+    def searched(target: Any) -> Any:
+        """The minimum of (z - target)^2 + z^4 by golden section, which sees half of the digits."""
+        value = lambda z: (z - target) ** 2 + z**4  # noqa: E731
+
+        def step(ends: Any, _: None) -> tuple[Any, None]:
+            low, high = ends[1] - ratio * (ends[1] - ends[0]), ends[0] + ratio * (ends[1] - ends[0])
+            left = value(low) < value(high)
+            return (jnp.where(left, ends[0], low), jnp.where(left, high, ends[1])), None
+
+        ends = lax.scan(step, (jnp.full_like(target, -3.0), jnp.full_like(target, 3.0)), None, length=25)[0]
+        return (ends[0] + ends[1]) / 2
+
+    rule = jax.custom_vjp(searched)
+    rule.defvjp(lambda target: (searched(target),) * 2, lambda z, cotangent: (2 * cotangent / (2 + 12 * z**2),))
+    found = proof(lambda w, x: jnp.square(rule(x @ w) + 1.0).sum() + (x @ w).sum())
+    of_w = found.gradients[0]
+    assert found.verdict != "wrong"
+    assert [row.status for row in (*found.rules, of_w)] == ["not checked"] * 2
+    assert str(found.rules[0].why).startswith("what its solver returns jumps")
+    assert str(of_w.why).startswith("made through the rule of searched, whose results jump")
+
+
 def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None:
     assert gradient(equilibrium(begun)).status in ("correct", "not checked")
 
