@@ -68,7 +68,8 @@ class Outcome:
         longer: Likewise with solvers that run longer, in each of the ways in which they may.
         not_finite: What the claim is, if it is no finite number and the finite difference is one.
         zero: Whether the derivative is zero but for the rounding of the loss, to which error and expected are relative.
-        solved: Whether the error may be that of an iterative solver, which nothing shows.
+        solved: Whether the error may be that of an iterative solver, which nothing shows: a "small" one, or one of any
+            size where what the solver returns "jumps"; "" where it is not.
     """
 
     status: Status
@@ -78,7 +79,7 @@ class Outcome:
     longer: tuple[float, ...] = ()
     not_finite: NotFinite = ""
     zero: bool = False
-    solved: bool = False
+    solved: Literal["small", "jumps", ""] = ""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -159,7 +160,7 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
     runs longer. It may be small along one direction by chance, where that of claim and differences happen to be alike;
     so what shrinks is the largest error so far. What solvers that have come to their end leave of it is the rule's.
     """
-    first, result = None, usual.compared
+    first, result, known = None, usual.compared, usual.claim
     levels, shown = dict[Tightening, _Level](), list[bool]()
     largest = last = result.error
     for tightening, make in tightened.items():
@@ -167,25 +168,26 @@ def _by_solvers(usual: _Level, tightened: Mapping[Tightening, Callable[[], Claim
             break  # the error stays where it is, however long the solvers run
         tighter = make()
         there = finite_difference(tighter.loss_at, tighter.epsilon)
-        again = _compared(tighter, there, tolerance)
-        levels[tightening] = level = _Level(tighter, there, again)
+        ended = not math.isfinite(tighter.derivative)  # a solver of the rule divides zeros beyond its solution
+        known = replace(tighter, derivative=known.derivative) if ended else tighter
+        again = _compared(known, there, tolerance)
+        levels[tightening] = level = _Level(known, there, again)
         explained = _with_solvers(usual, level, largest=largest)
         first = explained if explained is not None and (first is None or first.status != "correct") else first
         if first is not None and first.status == "correct" and again.status != "wrong":
             break
-        last, moved = again.error, _moved(usual, level)
-        wrong = again.status == "wrong" and not there.rough
+        last, moved, ran_longer = again.error, _moved(usual, level), "repetitions" in tightening
+        wrong = again.status == "wrong" and not (there.rough or ended)
         largest = max(largest, last) if wrong and moved <= TOO_COARSE else largest  # farther, a loop may be no solver
-        ran_longer = moved > 0 or "repetitions" in tightening
-        shown.append(wrong and ran_longer and result.error / 2 < last <= _ANOTHER * result.error)
+        shown.append(wrong and (ran_longer or moved > 0) and result.error / 2 < last <= _ANOTHER * result.error)
     factors = tuple(each.compared.factor for each in levels.values())
     if first is None and ((shown and not any(shown)) or usual.claim.hides_solvers) and result.error <= _UNPROVEN:
-        return replace(result, status="not checked", expected=_UNPROVEN, solved=True)
+        return replace(result, status="not checked", expected=_UNPROVEN, solved="small")
     first = first or _unsettled(usual, levels)
     if first is not None and (first.status != "correct" or not _leave_error(levels)):
         return replace(first, longer=factors)
     if first is None and _jumps(usual, levels.values()):
-        return replace(result, status="not checked", expected=result.error, longer=factors, solved=True)
+        return replace(result, status="not checked", expected=result.error, longer=factors, solved="jumps")
     return replace(result, longer=factors)
 
 
@@ -193,8 +195,10 @@ def _jumps(usual: _Level, levels: Iterable[_Level]) -> bool:
     """Returns whether a solution jumps, as of a bisection: differences are zero, and remain so or become unclear."""
     most = TOO_COARSE * _size(usual.claim, usual.there)
     moved = [each for each in levels if 0 < abs(usual.claim.derivative - each.claim.derivative) <= most]
-    unseen = [each.there.value == 0 or each.there.rough or each.compared.status == "not checked" for each in moved]
-    return bool(moved) and usual.there.value == 0 and all(unseen)
+    seen = [
+        each for each in moved if each.there.value and not each.there.rough and each.compared.status != "not checked"
+    ]
+    return bool(moved) and usual.there.value == 0 and not seen
 
 
 def _unsettled(usual: _Level, levels: Mapping[Tightening, _Level]) -> Outcome | None:
@@ -287,13 +291,9 @@ def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:
     if explained > TOO_COARSE and error <= explained:
         return Outcome(status="not checked", error=error, expected=explained)
     expected = max(explained, tolerance)
-    known = abs(found.value) > _SAFETY * found.error
-    return Outcome(
-        status="correct" if error <= expected else "wrong",
-        error=error,
-        expected=expected,
-        factor=claim.derivative / found.value if known else math.nan,
-    )
+    factor = claim.derivative / found.value if abs(found.value) > _SAFETY * found.error else math.nan
+    status: Status = "correct" if error <= expected else "wrong"
+    return Outcome(status=status, error=error, expected=expected, factor=factor)
 
 
 def _size(claim: Claim, found: Estimate) -> float:

@@ -30,6 +30,10 @@ _AT_ZERO: Final = "{} is zero at all its calls: what the rule does with other va
 _KEPT: Final = "it returns no gradient for {}, which is data"
 _KEPT_BY: Final = "constant in {}, whose rule returns no gradient for data"
 
+#: Why finite differences show nothing of a rule, and of a gradient.
+_JUMPS: Final = "what its solver returns jumps, as where it halves an interval: finite differences do not show it"
+_JUMPING: Final = "made through the rule of {}, whose results jump: finite differences do not show it"
+
 #: Why a wrong rule may be right by itself, and where such a one is.
 _CALLS_WRONG: Final = "its function calls {}, whose rule is wrong"
 _INSIDE: Final = "inside {}"
@@ -219,7 +223,9 @@ def _taken_as_right(status: Status, excused: str | None, kept_by: str | None) ->
     return _KEPT_BY.format(kept_by) if kept_by is not None and status == "correct" else ""
 
 
-def with_wrong_rules(row: ProofRow, functions: Sequence[str], of_value: Sequence[str]) -> ProofRow:
+def with_wrong_rules(
+    row: ProofRow, functions: Sequence[str], of_value: Sequence[str], jumping: Sequence[str]
+) -> ProofRow:
     """Returns the row of a wrong gradient with the functions of wrong rules that it is made through.
 
     Args:
@@ -227,13 +233,17 @@ def with_wrong_rules(row: ProofRow, functions: Sequence[str], of_value: Sequence
         functions: The functions.
         of_value: The functions whose rules return another value, from which the loss is computed, whatever its
             gradients are made through.
+        jumping: The functions that it is made through whose results jump: finite differences of the loss have none of
+            their derivatives, so that they prove nothing wrong where no rule is.
     """
-    if row.status != "wrong" or not (functions or of_value):
+    if row.status != "wrong" or not (functions or of_value or jumping):
         return row
     if functions:
         through = f"made through the wrong rule{'s' * (len(functions) > 1)} of {some_of(functions)}"
-    else:
+    elif of_value:
         through = f"made with the wrong value that the rule of {some_of(of_value)} returns"
+    else:
+        return replace(row, status="not checked", factor=None, why=_JUMPING.format(some_of(jumping)))
     return replace(row, why=f"{row.why}; {through}" if row.why else through)
 
 
@@ -241,6 +251,8 @@ def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
         return f"{what} is not finite near these values"
+    if outcome.solved == "jumps":
+        return _JUMPS
     if outcome.solved:
         return "the error may be an iterative solver's: a smaller tolerance or step of it tells; --tol allows for it"
     if narrow is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -233,23 +233,29 @@ def _rows_at(
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
         checked = rule_outcomes(here, calls, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks)
-        rules, made, other_values = list[ProofRow](), dict[str, Collection[int]](), dict[str, None]()
+        rules, other_values = list[ProofRow](), dict[str, None]()
+        made, jumping = dict[str, Collection[int]](), dict[str, Collection[int]]()
         for each in checked:
             inside = narrow and narrowest_type(each.rule.call.frames_inside(), here.liveness)
             row = rule_row(each, options.allowed, inside)
             # The first wrong row is the one that the verdict names: what is inside may make the rest wrong.
             rules += [*(nested_rows(each) if row.status == "wrong" else ()), row]
+            function = each.rule.call.rule.function
+            if each.outcome.solved == "jumps":
+                jumping[function] = gradients_made_through(here, [function])
             if row.status == "wrong":
-                function = each.rule.call.rule.function
                 made[function] = gradients_made_through(here, [function])
                 other_values |= {} if each.value is None else {function: None}
         gradients = tuple(
-            with_wrong_rules(
-                row, [name for name, numbers in made.items() if not set(group).isdisjoint(numbers)], [*other_values]
-            )
+            with_wrong_rules(row, _of_some(made, group), [*other_values], _of_some(jumping, group))
             for row, (group, _) in zip(gradients, outcomes, strict=True)
         )
     return _Rows(tuple(rules), gradients, notes)
+
+
+def _of_some(functions: Mapping[str, Collection[int]], group: Collection[int]) -> list[str]:
+    """Returns the functions that some gradients of a group are made through."""
+    return [name for name, numbers in functions.items() if not set(group).isdisjoint(numbers)]
 
 
 def _narrow_note(narrow: NarrowType) -> str:

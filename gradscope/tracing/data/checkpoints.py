@@ -87,7 +87,7 @@ def variables_from_file(
     read = {*paths}
     kept = {path: leaf for path, leaf in zip(full, own, strict=True) if path not in read}
     with open_checkpoint(request.path) as saved:
-        tensors, unused = request.renamed(saved), request.unused_notes(saved)
+        tensors, unused = request.renamed(saved)
         ordered = request.path.suffix == ".eqx" and not request.has_rules
         found = by_position(wanted, tensors) if ordered else find_variables(paths, leaves, list(tensors))
         tensors |= typed_keys(found, leaves, tensors)

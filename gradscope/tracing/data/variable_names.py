@@ -69,9 +69,9 @@ class Home:
         return -len(self.names), self.prefix != neighbour, self.spelling, is_moments, len(self.prefix)
 
     def may_be_meant_in_place_of(self, best: Home) -> bool:
-        """Returns whether a home has as many variables as the best, and by its name no averages, which that has."""
+        """Returns whether a home has most of the best one's variables, and by its name no averages, which that has."""
         others = self.has_averages or not _OPTIMIZERS.isdisjoint(self.prefix)
-        return not others and best.has_averages and len(self.names) == len(best.names)
+        return not others and best.has_averages and 2 * len(self.names) > len(best.names)
 
     @property
     def has_averages(self) -> bool:
@@ -202,7 +202,8 @@ def has_optimizer_alone(saved: Collection[str]) -> bool:
 
 
 def _by_components(saved: Collection[str]) -> dict[Components, str]:
-    known = {components(name): name for name in saved}
+    # Of two spellings of a name, the one with slashes is the model's.
+    known = {components(name): name for name in sorted(saved, key=lambda name: "/" in name)}
     plain = {tuple(part for part in parts if not _UNSCOPED.fullmatch(part)): name for parts, name in known.items()}
     return {parts[:-1]: name for parts, name in known.items() if parts[-1] == _VALUE} | plain | known
 

@@ -68,11 +68,16 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
         problems = list(mismatches(expected, saved, exact=own.exact))
         if not problems:
             return Restored(value=own.restore(), notes=())
-        places = _places(expected, list(saved.values()), own) if own.leads else []
-        if places:
+        tensors = list(saved.values())
+        places = _places(expected, tensors, own) if own.leads else []
+        if _is_the_model(places, expected, tensors, own):
             note = _note(checkpoint, len(expected), len(saved), places)
             return Restored(value=own.restore(places[0]), notes=(note,))
-        hint = own.hint(len(saved)) or _hint_of_as_many(list(expected.values()), list(saved.values()))
+        hint = (
+            _hint_of_place(places, len(expected), len(saved))
+            or own.hint(len(saved))
+            or _hint_of_as_many(list(expected.values()), tensors)
+        )
     except _LOADING_ERRORS as error:
         problems = [str(error)]
     raise DumpError(
@@ -87,23 +92,38 @@ def _hint_of_as_many(expected: Sequence[Described], saved: Sequence[Described]) 
     return _OTHER_TYPES if [each.shape for each in saved] == [each.shape for each in expected] else _OTHER_SHAPES
 
 
-def _places(expected: Mapping[str, Described], saved: Sequence[Described], own: OwnFormat) -> list[int]:
-    """Returns behind how many tensors of a file those of a model may be, in the order of the file.
+def _hint_of_place(places: Sequence[int], count: int, saved: int) -> str | None:
+    """Returns what to do about a file of which the tensors at one place alone, or its first, fit; None otherwise."""
+    if not places or (places[0] and places[1:]):
+        return None
+    return (
+        f"its tensors {places[0] + 1:,} to {places[0] + count:,} fit, and the {saved - count:,} others may be more "
+        "layers of the same model: save the target's own alone"
+    )
 
-    There are none where the others cannot be what a training run saves with it, as they may be more layers, and none
-    where several fit, but for the first of the file, which is where a model most often is.
-    """
+
+def _places(expected: Mapping[str, Described], saved: Sequence[Described], own: OwnFormat) -> list[int]:
+    """Returns behind how many tensors of a file those of a model fit, in the order of the file."""
     count = len(expected)
-    found = [
+    return [
         at
         for at in range(len(saved) - count + 1)
         if not any(mismatches(expected, dict(zip(expected, saved[at : at + count], strict=True)), exact=own.exact))
     ]
-    if not found or (found[0] and found[1:]):
-        return []
-    others = [*saved[: found[0]], *saved[found[0] + count :]]
-    learned = list(expected.values())[: own.without_state]
-    return found if _may_be_of_training(learned, others) else []
+
+
+def _is_the_model(
+    places: Sequence[int], expected: Mapping[str, Described], saved: Sequence[Described], own: OwnFormat
+) -> bool:
+    """Returns whether the tensors at the first place are the model's.
+
+    They are not where the others cannot be what a training run saves with it, as they may be more layers, nor where
+    several places fit, but for the first of the file, which is where a model most often is.
+    """
+    if not places or (places[0] and places[1:]):
+        return False
+    others = [*saved[: places[0]], *saved[places[0] + len(expected) :]]
+    return _may_be_of_training(list(expected.values())[: own.without_state], others)
 
 
 def _may_be_of_training(learned: Sequence[Described], others: Sequence[Described]) -> bool:
@@ -138,5 +158,5 @@ def _note(checkpoint: Path, count: int, saved: int, places: Sequence[int]) -> st
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:
     """Returns the tensors of a file without names by the expected names, and by numbers where there are more."""
     with open_checkpoint(checkpoint) as saved:
-        others = (f"tensor {number}" for number in range(len(expected), len(saved)))
+        others = (f"tensor {number}" for number in range(len(expected) + 1, len(saved) + 1))
         return dict(zip((*expected, *others), saved.values(), strict=False))

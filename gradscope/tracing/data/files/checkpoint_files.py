@@ -44,12 +44,17 @@ from gradscope.tracing.data.files.checkpoint_folders import (
     require_tensors,
     trees_in,
 )
-from gradscope.tracing.data.files.file_bounds import require_bounded
+from gradscope.tracing.data.files.file_bounds import require_bounded, require_bounded_arrays
 from gradscope.tracing.data.files.file_kinds import kind_of
 from gradscope.tracing.data.files.refusals import refusal_of
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
+
+#: The errors that Orbax raises for a folder that is damaged.
+_ORBAX_ERRORS: Final = (
+    ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, RecursionError, OSError
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +158,16 @@ def _orbax_tree(path: Path) -> Any:
     orbax = _library("orbax.checkpoint")
     with located(str(path)):
         try:
-            with _without_warnings_of("absl"), orbax.PyTreeCheckpointer() as checkpointer:
+            with _without_messages_of("absl", "asyncio"), orbax.PyTreeCheckpointer() as checkpointer:
 
                 def read(tree: Path) -> Any:
                     found = checkpointer.metadata(tree.absolute()).item_metadata
                     if found is None:
                         raise ValueError("files of it are missing, or it is no tree")
                     known = found.tree
+                    arrays = [each for each in jax.tree_util.tree_leaves(known) if hasattr(each, "dtype")]
+                    stated = [(each.shape or (), np.dtype(each.dtype)) for each in arrays if hasattr(each, "shape")]
+                    require_bounded_arrays(tree, stated)
                     # As arrays of the host: the devices on which they were saved need not exist here. Text is no array.
                     of_host = orbax.RestoreArgs(restore_type=np.ndarray)
                     args = jax.tree_util.tree_map(
@@ -169,20 +177,26 @@ def _orbax_tree(path: Path) -> Any:
 
                 items = trees_in(path)
                 return {item.name: read(item) for item in items} if items else read(path)
-        except (ValueError, TypeError, KeyError, OSError) as error:
+        except _ORBAX_ERRORS as error:
             raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
 
 
 @contextmanager
-def _without_warnings_of(name: str) -> Generator[None]:
-    """Keeps a logger's warnings from standard error: Orbax warns of files that an older checkpoint does not have."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def _without_messages_of(*names: str) -> Generator[None]:
+    """Keeps what loggers say from standard error.
+
+    Orbax warns of files that an older checkpoint does not have, and logs the text of a file that it cannot parse, with
+    whatever a terminal would take for a command. What it raises says the rest.
+    """
+    loggers = [logging.getLogger(name) for name in names]
+    before = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)
 
 
 def _library(module: str) -> Any:

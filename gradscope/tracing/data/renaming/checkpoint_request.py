@@ -42,32 +42,35 @@ class CheckpointRequest:
         """Whether the user has rules for its tensors."""
         return bool(self.key_map.substitutions) or self.rearrange is not None
 
-    def renamed(self, saved: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
-        """Returns tensors as the user's rules make and rename them; each knows its name in the file.
+    def renamed(self, saved: Mapping[str, SavedTensor]) -> tuple[dict[str, SavedTensor], list[str]]:
+        """Returns tensors as the user's rules make and rename them, and sentences about rules that apply to none.
+
+        Each tensor knows its name in the file.
 
         Raises:
             DumpError: The key map gives one name to several tensors, or leaves all out.
             UsageError: A rule does not fit a tensor.
         """
         made = saved if self.rearrange is None else self.rearrange(saved)
-        names = {name: name if made[name].exact else self.key_map.renamed(name) for name in made}
+        renamed, unused = self.key_map.renamed(name for name, each in made.items() if not each.exact)
+        names = {name: renamed.get(name, name) for name in made}
         twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
         if twice:
             raise DumpError(f"{printable(str(self.path))}: --map-keys renames several tensors to {printable(twice[0])}")
         if made and not any(names.values()):
             raise DumpError(f"{printable(str(self.path))}: --map-keys leaves all of its tensors out")
-        return {name: made[old].called(old) for old, name in names.items() if name}
+        of_map = [] if self.unused is None else self.unused(saved)
+        notes = [
+            *self._unused_note(of_map, "a rule of --map applies to", "rules of --map apply to", "tensor"),
+            *self._unused_note(unused, "a line of --map-keys changes", "lines of --map-keys change", "name"),
+        ]
+        return {name: made[old].called(old) for old, name in names.items() if name}, notes
 
-    def unused_notes(self, names: Iterable[str]) -> list[str]:
-        """Returns a sentence about the rules of the map file that apply to no tensor; none where all apply to some.
-
-        Args:
-            names: The names of the checkpoint's tensors.
-        """
-        unused = [] if self.unused is None else self.unused(names)
-        rules = f"{len(unused)} rules of --map apply" if len(unused) > 1 else "a rule of --map applies"
+    def _unused_note(self, unused: Sequence[str], one: str, several: str, of: str) -> list[str]:
+        """Returns a sentence about the rules of a file that do nothing; none where all do something."""
+        which = f"{len(unused)} {several}" if len(unused) > 1 else one
         listed = ", ".join(shortened([printable(each) for each in unused]))
-        return [f"{rules} to no tensor of {printable(self.path.name)}: {listed}"] if unused else []
+        return [f"{which} no {of} of {printable(self.path.name)}: {listed}"] if unused else []
 
     def wanted(self, paths: Sequence[str], leaves: Sequence[Leaf]) -> tuple[int, ...]:
         """Returns the positions of the variables that are read, which are those that `keep_init` does not name.

@@ -12,6 +12,7 @@ lines and lines that begin with `#` are ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,11 +38,14 @@ class KeyMap:
 
     substitutions: tuple[tuple[BoundedRegex, str], ...] = ()
 
-    def renamed(self, name: str) -> str:
-        """Returns the new name of a tensor; "" where the tensor is left out."""
+    def renamed(self, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+        """Returns the new name of each tensor, "" where it is left out, and the expressions that change no name."""
+        found, unused = {name: name for name in names}, list[str]()
         for regex, replacement in self.substitutions:
-            name = regex.sub(replacement, name)
-        return name
+            changed = {old: regex.sub(replacement, name) for old, name in found.items()}
+            unused += [regex.pattern] if changed == found else []
+            found = changed
+        return found, unused
 
 
 def read_key_map(path: Path) -> KeyMap:

@@ -16,6 +16,7 @@ import pytest
 
 from gradscope.errors import DumpError, GradscopeError, MachineError, UsageError
 from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.files import file_bounds
 from gradscope.tracing.data.files.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.files.checkpoint_folders import choice_note
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
@@ -401,6 +402,34 @@ def test_an_orbax_checkpoint_without_its_description_is_refused(tmp_path: Path) 
     (path / "_METADATA").unlink()
     with pytest.raises(DumpError, match="not an Orbax checkpoint that can be restored: files of it are missing"):
         load(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_orbax_checkpoint_that_is_nested_deeper_than_its_library_reads_is_refused(tmp_path: Path) -> None:
+    path = orbax(tmp_path)
+    (path / "_METADATA").write_text('{"tree_metadata": ' + '{"a":' * 5000 + "1" + "}" * 5001)
+    with pytest.raises(DumpError, match="not an Orbax checkpoint that can be restored: maximum recursion depth"):
+        load(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_text_of_a_damaged_orbax_checkpoint_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = orbax(tmp_path)
+    (path / "_CHECKPOINT_METADATA").write_text('{"\x1b[31m')
+    assert_restored(load(path))
+    assert not caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_orbax_checkpoint_that_is_small_and_would_take_much_memory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_bounds, "_MOST_BEYOND", 1 << 20)
+    library = pytest.importorskip("orbax.checkpoint", reason="Orbax is absent: its checkpoints were NOT read back")
+    with library.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", {"w": np.zeros(1 << 20, np.float32)})
+    with pytest.raises(DumpError, match="/saved: it has 0 MiB, and its tensors would take 4 MiB of memory"):
+        load(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

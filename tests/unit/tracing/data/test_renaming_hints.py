@@ -37,8 +37,9 @@ def tensors(names: dict[str, str]) -> Unmatched:
 def renamed(hint: str, names: dict[str, str], folder: Path) -> dict[str, str]:
     lines = [line for line in hint.splitlines() if line.startswith("  ^")]
     (folder / "names.txt").write_text("\n".join(lines))
-    key_map = read_key_map(folder / "names.txt")
-    return {name: key_map.renamed(name) for name in names}
+    found, unused = read_key_map(folder / "names.txt").renamed(names)
+    assert not unused
+    return found
 
 
 def test_the_proposed_lines_rename_each_tensor_of_a_module_to_the_same_module(tmp_path: Path) -> None:

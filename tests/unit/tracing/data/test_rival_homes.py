@@ -224,3 +224,24 @@ def test_copies_below_very_many_components_are_no_error() -> None:
     saved = {f"{deep}{place}.{name}": np.zeros(PARAMS[own]) for place in "pq" for name, own in FOREIGN.items()}
     lacking = {name: np.zeros(shape) for name, shape in PARAMS.items()}
     assert copies_hint(lacking, saved, ruled=False) is None
+
+
+def test_averages_are_not_read_in_place_of_parameters_of_which_one_is_missing(tmp_path: Path) -> None:
+    tensors, model = at("params", "ema"), {"params": expected(collections=False)}
+    del tensors["params/head/kernel"]
+    with pytest.raises(DumpError, match="params may be ema or the top of the file") as refused:
+        load(npz(tmp_path, tensors), [], model)
+    blocks = proposed(str(refused.value.hint))
+    read = load(tmp_path / "saved.npz", blocks["ema"], model).variables["params"]["norm"]["scale"]
+    np.testing.assert_array_equal(read, tensors["ema/norm/scale"])
+    with pytest.raises(DumpError, match=r"it lacks params/head/kernel float32\[4, 5\]\n"):
+        load(tmp_path / "saved.npz", blocks["the top of the file"], model)
+
+
+def test_of_two_spellings_of_a_name_the_one_with_slashes_is_the_models(tmp_path: Path) -> None:
+    tensors = at("params") | at("batch_stats", shapes=STATE)
+    for name, each in [*tensors.items()]:
+        tensors[name.replace("/", ".")] = each + 1
+    found = load(npz(tmp_path, tensors), [], expected()).variables
+    np.testing.assert_array_equal(found["params"]["head"]["kernel"], tensors["params/head/kernel"])
+    np.testing.assert_array_equal(found["batch_stats"]["norm"]["var"], tensors["batch_stats/norm/var"])

@@ -243,6 +243,18 @@ def test_a_rule_that_applies_to_no_tensor_is_told(folder: Path) -> None:
     assert "2 rules of --map apply to no tensor of saved.npz: params/mid/kernel, midd/kernel" in command.errors
 
 
+def test_a_line_of_a_key_map_that_changes_no_name_is_told(folder: Path) -> None:
+    saved = {name.replace("params/mid/", "middle/"): array for name, array in values().items()}
+    (folder / "names.txt").write_text("^midle/ -> mid/\nmiddle -> params/mid\n^params/(mid) -> params/\\1\n")
+    command = dump(folder, saved, "--map-keys", "names.txt")
+    assert_restored(command, folder)
+    assert command.errors.splitlines() == ["2 lines of --map-keys change no name of saved.npz: ^midle/, ^params/(mid)"]
+    (folder / "names.txt").write_text("^midle/ -> mid/")
+    command = dump(folder, saved, "--map-keys", "names.txt")
+    assert command.status == 3
+    assert "\n  a line of --map-keys changes no name of saved.npz: ^midle/\n" in command.errors
+
+
 def test_no_line_of_a_key_map_is_proposed_for_what_rules_have_made(folder: Path) -> None:
     saved = {name.replace("params/", ""): array for name, array in values().items()}
     saved["mid.weight"] = saved.pop("mid/kernel").T

@@ -243,6 +243,64 @@ def test_what_no_solver_explains_is_wrong(name: str) -> None:
     assert gradient(WRONG[name]).status == "wrong"
 
 
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "correct"), (1.01, "wrong")])
+def test_differences_of_a_solver_that_runs_longer_count_where_that_of_the_rule_divides_zeros(
+    factor: float, status: str
+) -> None:
+    def halved_at_most(target: Any) -> Any:
+        def halve(state: Any) -> Any:
+            low, high, number = state
+            middle = (low + high) / 2
+            above = middle**3 + middle > target
+            return jnp.where(above, low, middle), jnp.where(above, middle, high), number + 1
+
+        start = (jnp.full_like(target, -5.0), jnp.full_like(target, 5.0), 0)
+        ends = lax.while_loop(lambda state: (jnp.max(state[1] - state[0]) > 1e-5) & (state[2] < 30), halve, start)
+        return (ends[0] + ends[1]) / 2
+
+    def descended(slope: Any, right: Any) -> Any:
+        def step(state: Any) -> Any:
+            solution, rest, number = state
+            along = rest**2 / (rest * slope * rest)
+            return solution + along * rest, rest - along * slope * rest, number + 1
+
+        going = lambda state: (jnp.max(state[1] ** 2) > 1e-10) & (state[2] < 5)  # noqa: E731
+        return lax.while_loop(going, step, (jnp.zeros_like(right), right, 0))[0]
+
+    rule = jax.custom_vjp(halved_at_most)
+    rule.defvjp(
+        lambda target: (halved_at_most(target),) * 2,
+        lambda root, cotangent: (factor * descended(3 * root**2 + 1, cotangent),),
+    )
+    found = gradient(lambda w, x: jnp.square(rule(x @ w)).sum() + (x @ w).sum())  # the sum moves, the roots jump
+    assert found.status == status
+
+
+def test_a_gradient_through_a_solver_whose_results_jump_is_not_held_to_differences_of_the_loss() -> None:
+    ratio = (5**0.5 - 1) / 2
+
+    def searched(target: Any) -> Any:
+        """The minimum of (z - target)^2 + z^4 by golden section, which sees half of the digits."""
+        value = lambda z: (z - target) ** 2 + z**4  # noqa: E731
+
+        def step(ends: Any, _: None) -> tuple[Any, None]:
+            low, high = ends[1] - ratio * (ends[1] - ends[0]), ends[0] + ratio * (ends[1] - ends[0])
+            left = value(low) < value(high)
+            return (jnp.where(left, ends[0], low), jnp.where(left, high, ends[1])), None
+
+        ends = lax.scan(step, (jnp.full_like(target, -3.0), jnp.full_like(target, 3.0)), None, length=25)[0]
+        return (ends[0] + ends[1]) / 2
+
+    rule = jax.custom_vjp(searched)
+    rule.defvjp(lambda target: (searched(target),) * 2, lambda z, cotangent: (2 * cotangent / (2 + 12 * z**2),))
+    found = proof(lambda w, x: jnp.square(rule(x @ w) + 1.0).sum() + (x @ w).sum())
+    of_w = found.gradients[0]
+    assert found.verdict != "wrong"
+    assert [row.status for row in (*found.rules, of_w)] == ["not checked"] * 2
+    assert str(found.rules[0].why).startswith("what its solver returns jumps")
+    assert str(of_w.why).startswith("made through the rule of searched, whose results jump")
+
+
 def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None:
     assert gradient(equilibrium(begun)).status in ("correct", "not checked")
 
