@@ -106,15 +106,15 @@ def steps_words(taken: int, steps: Mapping[str, np.ndarray], learning: Learning)
 def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
     """Returns the first and the last loss that are known, the last with its step where that was not recorded.
 
-    Of losses that are not finite in the end, it has the step from which on they are not; of those that are not at both
-    ends, how many are not.
+    One loss is both. Of losses that are not finite in the end, it has the step from which on they are not; of those
+    that are not at both ends, how many are not.
 
     Args:
         steps: What was recorded of each step, by column.
         losses: `step` and `loss` of each step whose loss is known, of one or more.
     """
     values, at, recorded = losses["loss"], losses["step"], steps["step"]
-    ends = f"{_shown(values[0])} to {_shown(values[-1])}"
+    ends = f"{_shown(values[0])} to {_shown(values[-1])}" if len(values) > 1 else _shown(values[0])
     finite = np.flatnonzero(np.isfinite(values))
     if len(values) > 1 and not np.isfinite(values[[0, -1]]).any():
         return f"{_shown(values[-1])} at {len(values) - len(finite)} of {len(values)} steps"
