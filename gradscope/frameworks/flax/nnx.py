@@ -43,6 +43,9 @@ _PATHS: Final[ContextVar[Mapping[int, str]]] = ContextVar("paths", default=Mappi
 #: The collection of variables of a type; the first that fits. Other collections have the name of the type.
 _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))
 
+#: What modules are, and random streams and optimizers as well; the name of older versions is the second one.
+NNX_OBJECT: Final[type] = getattr(nnx, "Pytree", None) or nnx.Object
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NnxStructure:
@@ -128,9 +131,9 @@ def _has_modules(found: Any) -> bool:
     """Returns whether an object is a container of modules, beside which are only arrays and random streams."""
     if not isinstance(found, Mapping | list):  # a tuple may be the arguments of a call
         return False
-    held = jax.tree_util.tree_leaves(found, is_leaf=lambda node: isinstance(node, nnx.Pytree))
+    held = jax.tree_util.tree_leaves(found, is_leaf=lambda node: isinstance(node, NNX_OBJECT))
     return any(isinstance(each, nnx.Module) for each in held) and all(
-        isinstance(each, nnx.Pytree | Array) for each in held
+        isinstance(each, (NNX_OBJECT, Array)) for each in held
     )
 
 
