@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from gradscope.frameworks.detect import (
     ModuleStructure,
@@ -80,7 +81,7 @@ class FunctionsOfModules:
         return returned if not updated else _with_updates(returned, updated)
 
 
-def _tracer_behind(made: Any) -> jax.core.Tracer | None:
+def _tracer_behind(made: Any) -> Tracer | None:
     """Returns a traced value in a field of modules that is static to JAX; None without one."""
     leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(made)}
     seen: set[int] = set()
@@ -90,7 +91,7 @@ def _tracer_behind(made: Any) -> jax.core.Tracer | None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, jax.core.Tracer) and id(node) not in leaves:
+        if isinstance(node, Tracer) and id(node) not in leaves:
             return node
         if dataclasses.is_dataclass(node) and not isinstance(node, type):
             inside += [getattr(node, field.name, None) for field in dataclasses.fields(node)]
