@@ -81,7 +81,7 @@ class FunctionsOfModules:
         return returned if not updated else _with_updates(returned, updated)
 
 
-def _tracer_behind(made: Any) -> Tracer | None:
+def _tracer_behind(made: Any) -> Tracer[Any] | None:
     """Returns a traced value in a field of modules that is static to JAX; None without one."""
     leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(made)}
     seen: set[int] = set()
