@@ -8,9 +8,13 @@ names for its inner modules. Changes that `loss` makes to an NNX module are retu
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import jax
+from jax.core import Tracer
 
 from gradscope.frameworks.detect import (
     ModuleStructure,
@@ -50,7 +54,11 @@ class FunctionsOfModules:
         """Returns what the user's `init` returns, or the arrays of the module that it returns."""
         with noting_pairs(self._pairs):
             made = self._init(key)
-        return self.arrays_of(made)
+        arrays = self.arrays_of(made)
+        if (tracer := _tracer_behind(made)) is not None:
+            # What `loss` takes would have it for ever: this `init` is run, and not traced.
+            raise jax.errors.TracerArrayConversionError(tracer)
+        return arrays
 
     def arrays_of(self, made: Any) -> Any:
         """Returns the arrays of a module that `loss` takes from now on; anything else than a module as it is."""
@@ -71,6 +79,27 @@ class FunctionsOfModules:
         returned, collections = self._structure.calling(variables, lambda module: self._loss(module, batch))
         updated = updated_leaves(collections, variables)
         return returned if not updated else _with_updates(returned, updated)
+
+
+def _tracer_behind(made: Any) -> Tracer[Any] | None:
+    """Returns a traced value in a field of modules that is static to JAX; None without one."""
+    leaves = {id(leaf) for leaf in jax.tree_util.tree_leaves(made)}
+    seen: set[int] = set()
+    inside = [made]
+    while inside:
+        node = inside.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Tracer) and id(node) not in leaves:
+            return node
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            inside += [getattr(node, field.name, None) for field in dataclasses.fields(node)]
+        elif isinstance(node, Mapping):
+            inside += node.values()
+        elif isinstance(node, list | tuple):
+            inside += node
+    return None
 
 
 def _with_updates(returned: Any, updated: Mapping[str, Any]) -> Any:

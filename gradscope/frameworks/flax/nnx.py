@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+import jax
 from flax import nnx
 from flax.errors import TraceContextError
 from jax import Array
@@ -41,6 +42,9 @@ _PATHS: Final[ContextVar[Mapping[int, str]]] = ContextVar("paths", default=Mappi
 
 #: The collection of variables of a type; the first that fits. Other collections have the name of the type.
 _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))
+
+#: What modules are, and random streams and optimizers as well; the name of older versions is the second one.
+NNX_OBJECT: Final[type] = getattr(nnx, "Pytree", None) or nnx.Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ class NnxStructure:
             The result and the updated collections.
         """
         named = _named(self.variables)
-        filled = [(path, each.replace(values[collection_of(each)][name])) for name, (path, each) in named]
+        filled = [(path, _with_value(each, values[collection_of(each)][name])) for name, (path, each) in named]
         copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
         with _named_calls(copy):
             returned = function(copy)
@@ -119,14 +123,24 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
 
 
 def split_variables(found: Any) -> tuple[NnxStructure, Variables] | None:
-    """Returns the structure of an NNX module and its variables by collection; None for another object."""
-    return _split(found) if isinstance(found, nnx.Module) else None
+    """Returns the structure of one NNX module or several, and the variables by collection; None for other objects."""
+    return _split(found) if isinstance(found, nnx.Module) or _has_modules(found) else None
 
 
-def _split(net: nnx.Module) -> tuple[NnxStructure, Variables]:
+def _has_modules(found: Any) -> bool:
+    """Returns whether an object is a container of modules, beside which are only arrays and random streams."""
+    if not isinstance(found, Mapping | list):  # a tuple may be the arguments of a call
+        return False
+    held = jax.tree_util.tree_leaves(found, is_leaf=lambda node: isinstance(node, NNX_OBJECT))
+    return any(isinstance(each, nnx.Module) for each in held) and all(
+        isinstance(each, (NNX_OBJECT, Array)) for each in held
+    )
+
+
+def _split(net: Any) -> tuple[NnxStructure, Variables]:
     graph, state = nnx.split(net)
     flat = nnx.to_flat_state(state)
-    structure = NnxStructure(graph=graph, variables=[(path, variable.replace(0)) for path, variable in flat])
+    structure = NnxStructure(graph=graph, variables=[(path, _with_value(each, 0)) for path, each in flat])
     return structure, _collections(flat)
 
 
@@ -134,8 +148,17 @@ def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the values of variables by collection and attribute path."""
     found: dict[str, dict[str, Any]] = {}
     for name, (_, variable) in _named(state):
-        found.setdefault(collection_of(variable), {})[name] = variable.get_value()
+        found.setdefault(collection_of(variable), {})[name] = _value(variable)
     return found
+
+
+def _value(variable: Any) -> Any:
+    return variable.get_value() if isinstance(variable, nnx.Variable) else variable
+
+
+def _with_value(variable: Any, value: Any) -> Any:
+    """Returns a variable with another value; an array, which a container has beside its modules, is its own value."""
+    return variable.replace(value) if isinstance(variable, nnx.Variable) else value
 
 
 def _named(state: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -148,7 +171,9 @@ def _named(state: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, A
 
 
 def collection_of(variable: Any) -> str:
-    """Returns the name of the collection that a variable belongs to."""
+    """Returns the name of the collection that a variable belongs to; an array beside modules is a parameter."""
+    if not isinstance(variable, nnx.Variable):
+        return PARAMS
     kind = type(variable)
     known = (name for base, name in _COLLECTIONS if issubclass(kind, base))
     return next(known, kind.__name__.lower())
@@ -159,15 +184,16 @@ def _name(path: Iterable[Any]) -> str:
 
 
 @contextmanager
-def _named_calls(net: nnx.Module) -> Generator[None]:
+def _named_calls(net: Any) -> Generator[None]:
     """Makes each module inside `net` open its scope when it is called; its classes are restored afterwards.
 
     Args:
-        net: A copy that no other code uses.
+        net: A copy that no other code uses, of a module or of a container of several, which has no name of its own.
     """
+    root = (type(net).__name__,) if isinstance(net, nnx.Module) else ()
     callables = [(path, module) for path, module in nnx.iter_modules(net) if _call_of(type(module)) is not None]
     for path, module in callables:
-        setattr(module, _PATH, _name((type(net).__name__, *path)))
+        setattr(module, _PATH, _name((*root, *path)))
     with _opening_scopes({type(module) for _, module in callables}):
         yield
 

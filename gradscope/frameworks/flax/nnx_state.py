@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from gradscope.frameworks.flax.nnx import collection_of
+from gradscope.frameworks.flax.nnx import NNX_OBJECT, collection_of
 from gradscope.frameworks.modules.adapter import PARAMS, StatefulCall
 
 
@@ -63,8 +63,9 @@ def stateful_call(
 
 
 def _has_module(arg: Any) -> bool:
-    leaves = jax.tree_util.tree_leaves(arg, is_leaf=lambda node: isinstance(node, nnx.Module))
-    return any(isinstance(leaf, nnx.Module) for leaf in leaves)
+    """Returns whether an argument has a module, or random streams, `nnx.Rngs`, which are none and change as well."""
+    leaves = jax.tree_util.tree_leaves(arg, is_leaf=lambda node: isinstance(node, NNX_OBJECT))
+    return any(isinstance(leaf, NNX_OBJECT) for leaf in leaves)
 
 
 def _collections(state: Any) -> dict[str, Any]:

@@ -85,13 +85,30 @@ def recorded_batches(history: History) -> RecordedBatches:
     ]
     # An input that is a constant, as a mask of ones, tells no batch from another.
     varied = [tensor.name for tensor, each in inputs if not _has_one_value(each).all()]
-    same = bool(varied) and all((each[column] == each[column][0]).all() for _, each in inputs for column in _STATISTICS)
+    tells = any(tensor.name in varied and not _has_one_set(tensor, each) for tensor, each in inputs)
+    same = tells and all((each[column] == each[column][0]).all() for _, each in inputs for column in _STATISTICS)
     found = (_sorted(tensor, each) for tensor, each in inputs if any(other != tensor.name for other in varied))
     return RecordedBatches(same=same, sorted=tuple(each for each in found if each is not None))
 
 
 def _has_one_value(series: Mapping[str, np.ndarray]) -> np.ndarray:
     return series["std"] <= _ROUNDING * series["amax"]
+
+
+def _has_one_set(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether an input has statistics that those of every other batch are, too, whose order alone differs.
+
+    So have codes of one element that is hot, or of as many, and permutations of the whole numbers below one.
+    """
+    norm, mean, deviation, most, zeros = (float(series[column][0]) for column in _STATISTICS)
+    shape = tensor.shape or ()
+    size = prod(shape)
+    hot = round(size - zeros)
+    is_code = abs(norm**2 - hot * most**2) <= _ROUNDING * norm**2
+    if is_code and any(length > 1 and hot % (size // length) == 0 for length in shape[1:]):
+        return True
+    is_uniform = abs(mean - most / 2) <= _ROUNDING * most and zeros * (most + 1) == size
+    return is_uniform and abs(deviation**2 - ((most + 1) ** 2 - 1) / 12) <= _ROUNDING * most**2
 
 
 def _sorted(tensor: TensorRow, series: Mapping[str, np.ndarray]) -> SortedInput | None:

@@ -217,6 +217,29 @@ def test_a_module_that_is_not_differentiated_keeps_its_changes(by_name: bool, tm
     assert_same(ours, loop(nnx.value_and_grad, jax.jit))
 
 
+def test_random_streams_beside_the_module_go_on_as_with_nnx(tmp_path: Path) -> None:
+    def of_noise(net: Any, x: Any, rngs: Any) -> Any:
+        return of_net(net, x + jax.random.normal(rngs.noise(), x.shape))
+
+    def loop(value_and_grad: Any, jit: Any) -> Any:
+        graph, state = nnx.split((Noisy(nnx.Rngs(0)), nnx.Rngs(noise=1)))
+
+        def step(state: Any, x: Any) -> Any:
+            net, rngs = nnx.merge(graph, state)
+            value, grads = value_and_grad(of_noise)(net, x, rngs)
+            nnx.update(net, jax.tree.map(lambda param, grad: param - 0.1 * grad, nnx.state(net, nnx.Param), grads))
+            return nnx.state((net, rngs)), value
+
+        jitted = jit(step)
+        for number in range(3):
+            state, _ = jitted(state, X + number)
+        return nnx.merge(graph, state)
+
+    with gs.Probe(tmp_path / "run", every=2) as probe:
+        ours = loop(probe.value_and_grad, probe.jit)
+    assert_same(ours, loop(nnx.value_and_grad, jax.jit))
+
+
 @pytest.mark.parametrize("how", ["eager", "nnx.jit"])
 def test_value_and_grad_changes_the_module_and_returns_the_state_of_the_gradients(how: str) -> None:
     ours, theirs = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0))

@@ -49,7 +49,7 @@ class SmallUpdates:
             start at zero is made up for; else None.
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
         infinite_moment: Whether the second moment is infinite, so that Adam's updates are zero.
-        no_gradient: Whether all gradients are exactly zero at all recorded steps: a weight decay still makes updates.
+        no_gradient: Whether all gradients are exactly zero at all recorded steps; a weight decay makes updates still.
         may_clip: Whether the optimizer of a loop of the user's own may clip, where no second moment divides by as much.
         clip: The clip of `train` without which they would not be so small; None where there is none.
         clip_leaves: The share of the gradients that it leaves, the median of the recorded steps.
@@ -87,8 +87,8 @@ def small_updates(
     if not known.any() or not len(losses["step"]):
         return None
     moved = float((updates[known] / params[known]).max() * len(losses["step"]))
-    infinite = _is_infinite(history, reached)
-    if not (moved > 0 or infinite) or moved >= _HARDLY:
+    infinite, no_gradient = _is_infinite(history, reached), bool((steps["grad_norm"] == 0).all())
+    if not (moved > 0 or infinite or no_gradient) or moved >= _HARDLY:
         return None
     moment, begun = _second_moment(history, reached), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
     below = moment if moment is not None and moment < EPSILON * begun else None
@@ -102,7 +102,7 @@ def small_updates(
         second_moment=below,
         one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
         infinite_moment=infinite,
-        no_gradient=bool((steps["grad_norm"] == 0).all()),
+        no_gradient=no_gradient,
         may_clip=_OPTIMIZER not in history.facts and not _is_normalised(history),
         clip=history.facts[_CLIP] if is_clip else None,
         clip_leaves=leaves if is_clip else None,

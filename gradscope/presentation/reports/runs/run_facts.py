@@ -106,15 +106,15 @@ def steps_words(taken: int, steps: Mapping[str, np.ndarray], learning: Learning)
 def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
     """Returns the first and the last loss that are known, the last with its step where that was not recorded.
 
-    Of losses that are not finite in the end, it has the step from which on they are not; of those that are not at both
-    ends, how many are not.
+    One loss is both. Of losses that are not finite in the end, it has the step from which on they are not; of those
+    that are not at both ends, how many are not.
 
     Args:
         steps: What was recorded of each step, by column.
         losses: `step` and `loss` of each step whose loss is known, of one or more.
     """
     values, at, recorded = losses["loss"], losses["step"], steps["step"]
-    ends = f"{_shown(values[0])} to {_shown(values[-1])}"
+    ends = f"{_shown(values[0])} to {_shown(values[-1])}" if len(values) > 1 else _shown(values[0])
     finite = np.flatnonzero(np.isfinite(values))
     if len(values) > 1 and not np.isfinite(values[[0, -1]]).any():
         return f"{_shown(values[-1])} at {len(values) - len(finite)} of {len(values)} steps"
@@ -220,7 +220,8 @@ def _why_small(small: SmallUpdates) -> str:
         else (f"the clip {printable(small.clip)} leaves {small.clip_leaves:.2g} of the norm of the gradients")
     )
     if small.no_gradient:
-        return "every gradient is exactly zero, which 'gradscope dump' explains: a weight decay makes such updates"
+        why = "every gradient is exactly zero, which 'gradscope dump' explains"
+        return f"{why}: a weight decay makes such updates" if small.moved > 0 else why
     if small.infinite_moment:
         return (
             "the second moment `nu` is infinite, as the square of a gradient is beyond the largest number, so that the "
@@ -248,7 +249,8 @@ def _learning(level: NoFall, said: Learning) -> str:
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
     if (small := said.small) is not None:
-        updates += f", and all steps together move them by some {percent(small.moved)}: {_why_small(small)}"
+        moved = f", and all steps together move them by some {percent(small.moved)}" if small.moved > 0 else ""
+        updates += f"{moved}: {_why_small(small)}"
     if (uneven := said.uneven) is not None:
         updates += (
             f"; the update of {printable(uneven.least)} is {uneven.least_share:.2g} of it, and that of "

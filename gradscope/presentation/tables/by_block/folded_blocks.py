@@ -139,10 +139,14 @@ class Folding:
         ]
 
     def split(self, group: Group, several: int) -> list[Group]:
-        """Returns a group as several groups of neighbours; as it is where its blocks differ in more than one number."""
+        """Returns a group as several groups of neighbours, each of other numbers; else as it is.
+
+        Blocks that differ in more than one number stay together, and so do those of several parents, which have a line.
+        """
         blocks = group.blocks
         numbers = [tuple(map(_value, _split(block.component, loops_only=self._loops_only)[1])) for block in blocks]
-        if sum(len(set(each)) > 1 for each in zip(*numbers, strict=True)) != 1:
+        several_parents = len(set(numbers)) < len(numbers)
+        if several_parents or sum(len(set(each)) > 1 for each in zip(*numbers, strict=True)) != 1:
             return [group]
         bounds = [len(blocks) * at // several for at in range(several + 1)]
         path = group.name.rpartition("/")[0]

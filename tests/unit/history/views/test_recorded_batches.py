@@ -45,6 +45,9 @@ def read(folder: Path, made: Callable[[int], dict[str, np.ndarray]], *, steps: i
         (lambda step: {"x": MANY[step]}, 7, False),
         (lambda step: {"x": FEW, "label": LABELS[step]}, 7, False),
         (lambda step: {"x": FEW, "key": LABELS[step, :2].astype(np.uint32)}, 7, True),  # of the dropout
+        (lambda step: {"x": np.roll(np.eye(16), step, 1)}, 7, False),  # codes have one set of numbers
+        (lambda step: {"x": MANY[step].argsort(1)}, 7, False),  # and so have permutations
+        (lambda _: {"x": (FEW > 0.3).astype(float)}, 7, True),
         (lambda _: {"mask": np.ones(16)}, 7, False),  # it tells no batch from another
     ],
 )

@@ -16,6 +16,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
+        ([np.nan], "not a number"),
         ([2.0, 1.0, 0.5], "2.00 to 0.500"),
         ([2.0, NAN, NAN], "2.00 to not a number from step 1 on"),
         ([NAN, NAN, NAN], "not a number at 3 of 3 steps"),

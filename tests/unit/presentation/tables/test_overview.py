@@ -114,6 +114,13 @@ def test_a_long_chain_has_several_lines_so_that_a_trend_shows() -> None:
     )
 
 
+def test_what_repeats_inside_blocks_of_one_line_has_one_line() -> None:
+    names = [f"b{at}/fc{part}" for at in range(20) for part in range(2)]
+    made = (entry("activation", name, index=at, stats=stats_of([1.0])) for at, name in enumerate(names))
+    table = dump_blocks(rows_of(manifest(*made)), (), {}).table(12)
+    assert [line.cells[0] for line in table.lines] == ["b[0..19]", "b[0..19]/fc[0..1]"]
+
+
 def test_calls_of_one_layer_are_distinguished_by_the_parameter_that_each_alone_uses() -> None:
     used = {"b": {"w1": 2, "b1": 1, "all": 3}, "b#2": {"w2": 2, "all": 3}, "b#3": {"u": 2, "v": 2}, "c": {"w": 2}}
     used |= {"d": {"w": 2}, "d#2": {"w": 2}}
