@@ -4,7 +4,8 @@ The loops are compiled by numba, of the extra `fast`, once per machine, and kept
 0.04 s, in which NumPy reduces 64 MiB. So a process loads them when it has reduced about as much, or is about to in one
 call: a small dump never waits for them, and no process takes twice the time of the better choice. A process that says
 in advance how much it will reduce has them loaded meanwhile. Where they have yet to be compiled, which takes five
-seconds, that has to be worth more: the first dump of a machine is not to wait for them, and one of many is.
+seconds, that has to be worth more: the first dump of a machine is not to wait for them. A later one compiles them, once
+the earlier ones have waited for NumPy half as long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Earlier processes leave a count of the bytes that they reduced without the compiled loops.
 
-Whoever rents until the rent has reached the price, and then buys, pays at most twice what the better choice had cost,
-however often he comes again (the ski rental problem). So the loops are compiled when all processes of this user
-together have waited for NumPy about as long as compiling takes.
+How often a user will come again is not known. Whoever rents until the rent is in the order of the price, and then buys,
+pays no more than a few times what the better choice had cost, however often that is (the ski rental problem). So the
+loops are compiled when all processes of this user together have waited for NumPy half as long as compiling takes.
 """
 
 from __future__ import annotations

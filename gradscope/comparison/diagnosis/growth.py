@@ -138,8 +138,8 @@ def creeping(rows: Sequence[ComparisonRow], first: ComparisonRow | None) -> list
     reached = max((as_float(row.metrics.get("rel_l2", 0.0)) for row in before if row is not first), default=0.0)
     if not as_float(first.metrics.get("rel_l2", math.inf)) <= _CREEPING * reached:
         return []
-    most = f"{times(max(growth))} at most in each of {counted(len(growth), 'layer')}"
-    return [f"the error grows from rounding, {most}: `gradscope calibrate` tells whether that is noise"]
+    most = f"of the error that it reads, each of {counted(len(growth), 'layer')} makes at most {times(max(growth))}"
+    return [f"{most}, as where rounding grows: `gradscope calibrate` tells whether that is noise"]
 
 
 def _is_rounded(row: ComparisonRow) -> bool:

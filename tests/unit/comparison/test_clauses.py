@@ -174,9 +174,9 @@ def _chaotic(*, reordered: bool = False, slope: float = 0.9) -> Dump:
 def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
     found = gs.compare(_chaotic(), _chaotic(reordered=True))
     assert found.verdict == "different"
-    assert "the error grows from rounding, " in found.sentence
-    assert "x at most in each of " in found.sentence
-    assert "grows from rounding" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence
+    assert "of the error that it reads, each of " in found.sentence
+    assert "x, as where rounding grows: " in found.sentence
+    assert "rounding grows" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence
 
 
 def test_an_error_of_rounding_to_16_bits_grows_from_what_is_cast_and_a_fault_does_not() -> None:
@@ -194,9 +194,9 @@ def test_an_error_of_rounding_to_16_bits_grows_from_what_is_cast_and_a_fault_doe
     reference = captured(np.float32, 1.4)
     found = gs.compare(reference, captured(jnp.bfloat16, 1.4))
     assert found.verdict == "different"
-    assert "the error grows from rounding, " in found.sentence
+    assert "x, as where rounding grows: " in found.sentence
     for other in (captured(jnp.bfloat16, 1.48), captured(np.float32, 1.402)):
-        assert "grows from rounding" not in gs.compare(reference, other).sentence
+        assert "rounding grows" not in gs.compare(reference, other).sentence
 
 
 def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
@@ -213,7 +213,7 @@ def test_a_fault_behind_the_last_layer_is_no_growth_of_rounding() -> None:
 
     found = gs.compare(captured(1.0, "model"), captured(1.5, "")).sentence
     assert "Forward first differs at `model` (rel_l2 0.50)" in found
-    assert "grows from rounding" not in found
+    assert "rounding grows" not in found
 
 
 def test_of_many_steps_the_side_with_fewer_comes_first_and_a_loop_is_one_name() -> None:

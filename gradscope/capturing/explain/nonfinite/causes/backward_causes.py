@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -31,6 +32,7 @@ from gradscope.capturing.explain.nonfinite.causes.repairs import (
 from gradscope.capturing.explain.nonfinite.discards import discarding_where
 from gradscope.capturing.explain.nonfinite.failures import Failure
 from gradscope.capturing.explain.nonfinite.replay import Replay
+from gradscope.primitive_groups import FUNCTIONS_OF_AN_ELEMENT
 from gradscope.tracing.jaxpr.derivatives.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.jaxcompat import sub_jaxprs
 from gradscope.tracing.lookup.operations import Operation, Operations
@@ -133,18 +135,14 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
 
 
 def _is_finite_in_float32(failure: Failure) -> bool:
-    """Returns whether the derivative of a function of one number is finite where it is computed in more bits."""
+    """Returns whether the derivative of a function of one element is finite where it is computed in more bits."""
     equation, wide = failure.equation, jnp.finfo(jnp.float32).bits
+    if equation.primitive.name not in FUNCTIONS_OF_AN_ELEMENT or len(failure.operands) != 1:
+        return False
     if not jnp.issubdtype(failure.dtype, jnp.floating) or jnp.finfo(failure.dtype).bits >= wide:
         return False
-    of_one = len(failure.operands) == len(equation.invars) == 1 and not equation.primitive.multiple_results
-    if not of_one or equation.invars[0].aval.shape != equation.outvars[0].aval.shape:
-        return False
-    if any("dtype" in name for name in equation.params) or sub_jaxprs(equation):
-        return False
-    operand = jnp.full(equation.invars[0].aval.shape, failure.operands[0], jnp.float32)
-    _, pull_back = jax.vjp(lambda x: equation.primitive.bind(x, **equation.params), operand)
-    return bool(jnp.isfinite(pull_back(jnp.ones_like(operand))[0]).all())
+    _, pull_back = jax.vjp(partial(equation.primitive.bind, **equation.params), jnp.float32(failure.operands[0]))
+    return math.isfinite(*pull_back(jnp.float32(1)))
 
 
 def _singular(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> Diagnosis | None:
