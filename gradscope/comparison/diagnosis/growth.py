@@ -41,6 +41,9 @@ _CAST_ELEMENT: Final = 2.0**-8
 _CAST: Final = 0.1
 _OF_16_BITS: Final = default_tolerance(PARAM, "float16", "float16")
 
+#: The share of the default tolerance of 16 bits that a single layer makes by rounding: two epsilons.
+_SMALL: Final = 0.4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
@@ -129,10 +132,16 @@ def creeping(rows: Sequence[ComparisonRow], first: ComparisonRow | None) -> list
     if first is None or first.family != ACTIVATION:
         return []
     given = (row for row in rows if row.family in READ_FAMILIES and row.compared)
-    before = [row for row in rows if row.family == ACTIVATION and row.compared and row.index <= first.index]
-    growth = [as_float(row.metrics["growth"]) for row in before if row.metrics.get("growth") is not None]
+    values = [row for row in rows if row.family == ACTIVATION and row.compared]
+    before = [row for row in values if row.index <= first.index]
     # Values that are no results of layers have no growth, as what is only returned.
-    if not all(map(_is_rounded, given)) or len(growth) < _DEEP or not max(growth) <= _CREEPING:
+    related = [row for row in values if row.metrics.get("growth") is not None]
+    # What the first layers in 16 bits make of exact values is their rounding, and nothing that grows.
+    tolerance = min((row.tolerance or 0.0 for row in before), default=0.0)
+    small = _SMALL * tolerance if tolerance >= _OF_16_BITS else 0.0
+    growth = [as_float(row.metrics["growth"]) for row in related if as_float(row.metrics["rel_l2"]) > small]
+    is_deep = sum(row.index <= first.index for row in related) >= _DEEP
+    if not is_deep or not all(map(_is_rounded, given)) or not max(growth, default=0.0) <= _CREEPING:
         return []
     # What has no growth may make its error itself: it is no more than others make of what is over no tolerance yet.
     reached = max((as_float(row.metrics.get("rel_l2", 0.0)) for row in before if row is not first), default=0.0)

@@ -180,21 +180,23 @@ def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
 
 
 def test_an_error_of_rounding_to_16_bits_grows_from_what_is_cast_and_a_fault_does_not() -> None:
-    def captured(dtype: Any, fourth: float) -> Dump:
+    def captured(dtype: Any, fourth: float, given: Any = None) -> Dump:
         def loss(start: Any, batch: Any) -> Any:
-            x = start * batch
+            x = (start * batch).astype(dtype)
             for number in range(26):
                 with jax.named_scope(f"layer{number}"):
                     x = jnp.asarray(fourth if number == 3 else 1.4, dtype) * jnp.minimum(x, 1 - x)
             return x.astype(np.float32).sum()
 
-        batch = jnp.linspace(0.1, 0.9, 64, dtype=np.float32).astype(dtype)
-        return gs.capture(loss, jnp.asarray(0.77, dtype), batch, origins=False)
+        batch = jnp.linspace(0.1, 0.9, 64, dtype=np.float32).astype(given or dtype)
+        return gs.capture(loss, jnp.asarray(0.77, given or dtype), batch, origins=False)
 
     reference = captured(np.float32, 1.4)
-    found = gs.compare(reference, captured(jnp.bfloat16, 1.4))
-    assert found.verdict == "different"
-    assert "x, as where rounding grows: " in found.sentence
+    # What the program is given is cast, or the program casts it by itself.
+    for rounded in (captured(jnp.bfloat16, 1.4), captured(jnp.bfloat16, 1.4, np.float32)):
+        found = gs.compare(reference, rounded)
+        assert found.verdict == "different"
+        assert "x, as where rounding grows: " in found.sentence
     for other in (captured(jnp.bfloat16, 1.48), captured(np.float32, 1.402)):
         assert "rounding grows" not in gs.compare(reference, other).sentence
 
