@@ -139,7 +139,9 @@ def creeping(rows: Sequence[ComparisonRow], first: ComparisonRow | None) -> list
     # What the first layers in 16 bits make of exact values is their rounding, and nothing that grows.
     tolerance = min((row.tolerance or 0.0 for row in before), default=0.0)
     small = _SMALL * tolerance if tolerance >= _OF_16_BITS else 0.0
-    growth = [as_float(row.metrics["growth"]) for row in related if as_float(row.metrics["rel_l2"]) > small]
+    growth = [
+        as_float(row.metrics["growth"]) for row in related if as_float(row.metrics.get("rel_l2", math.inf)) > small
+    ]
     is_deep = sum(row.index <= first.index for row in related) >= _DEEP
     if not is_deep or not all(map(_is_rounded, given)) or not max(growth, default=0.0) <= _CREEPING:
         return []
