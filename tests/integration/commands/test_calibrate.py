@@ -22,6 +22,7 @@ def folder(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_computed_tensors_have_noise_floors_and_inputs_none(folder: Path) -> None:
     with open_dump(folder / "ref.npz") as ref:
         entries = [entry for entry in ref.manifest.entries if entry.alias_of is None]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
 from tests.integration import models
 from tests.integration.command import gradscope, in_terminal
 
 LOSS = models.LOSS.replace("forward(variables, batch)", "doubled(forward(variables, batch))")
 
 
+@pytest.mark.slow
 def test_a_right_model_is_correct_and_exits_0(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     done = gradscope("check", "model.py", "--json", folder=tmp_path)
@@ -24,6 +27,7 @@ def test_a_right_model_is_correct_and_exits_0(tmp_path: Path) -> None:
     assert rows["two runs, bit for bit"]["error"] == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> None:
     models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
     done = gradscope("check", "model.py", folder=tmp_path)
@@ -53,6 +57,7 @@ def test_every_reason_is_read_on_a_narrow_screen_and_none_twice(tmp_path: Path) 
     assert wide.partition("Claims (")[2].splitlines()[1].split()[-2:] == ["why", "source"]
 
 
+@pytest.mark.slow
 def test_an_allowed_rule_is_listed_as_excused_and_exits_0(tmp_path: Path) -> None:
     models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
     wrong = gradscope("check", "model.py", "--json", folder=tmp_path)
@@ -131,6 +136,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_says_which_wrong_rule_makes_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(HALVED)
     claims = gradscope("check", "net.py", "--json", folder=tmp_path).json["rows"]

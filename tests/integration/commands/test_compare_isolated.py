@@ -63,6 +63,7 @@ def test_json_has_the_comparison_and_every_layer(folder: Path) -> None:
     assert alone["left_out"] == []
 
 
+@pytest.mark.slow
 def test_what_the_reference_lacks_is_listed_with_the_reason(folder: Path) -> None:
     dumped = gradscope("dump", "model.py", "-o", "part.npz", "--exclude", "activation*/relu", folder=folder)
     assert dumped.status == 0
@@ -88,6 +89,7 @@ def test_the_same_is_the_same_and_csv_has_a_line_for_each_layer(folder: Path) ->
     assert {row["status"] for row in rows} == {"same"}
 
 
+@pytest.mark.slow
 def test_a_candidate_runs_again_with_the_options_of_its_dump(folder: Path) -> None:
     options = ("--batch-size", 3, "--seed", 5, "--x64", "--dtype", "float64")
     assert gradscope("dump", "model.py", *options, "-o", "wide.npz", folder=folder).status == 0
@@ -130,6 +132,7 @@ def test_a_batch_that_nothing_tells_is_not_replaced_by_another(folder: Path, tmp
     )
 
 
+@pytest.mark.slow
 def test_isolation_is_proposed_where_it_would_run_and_tells_more(folder: Path, tmp_path: Path) -> None:
     output = gradscope("compare", "a.npz", "faulty.npz", folder=folder).output
     proposed = re.search(r"^layers +(.*)", output, re.MULTILINE)

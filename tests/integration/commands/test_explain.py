@@ -87,6 +87,7 @@ def _printed_words() -> set[str]:
     return found - {""}
 
 
+@pytest.mark.slow
 def test_every_label_and_heading_of_a_report_is_explained() -> None:
     printed, known = _printed_words(), {name.casefold() for name in explained_names()}
     assert {"verdict", "not counted", "of median", "hashes"} <= printed

@@ -184,6 +184,7 @@ def test_a_full_disk_under_the_output_is_reported_in_a_line(dumps: Path, command
     assert done.lines == ["gradscope: error: cannot write to standard output: No space left on device"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_is_cut_short_is_reported(dumps: Path, unbuffered: str) -> None:
     """A disk that takes a part of what is written at once: without a buffer, Python does not write the rest."""
@@ -233,6 +234,7 @@ def test_closed_streams_change_no_status(dumps: Path) -> None:
     assert in_shell(f"$gradscope show none.npz {closing}", dumps).status == 3
 
 
+@pytest.mark.slow
 def test_closed_streams_do_not_lend_their_number_to_the_dump(dumps: Path, tmp_path: Path) -> None:
     line = f"$gradscope dump {dumps / 'model.py'} -o dump.npz"
     assert in_shell(f"{line} <&- >&- 2>&-", tmp_path).status == 0
@@ -256,6 +258,7 @@ def test_messages_about_an_untrusted_dump_control_nothing(hostile: Path) -> None
         assert not CONTROLS.search(done.output + done.errors)
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_and_leaves_no_trace(dumps: Path, tmp_path: Path) -> None:
     model = dumps / "model.py"
     shown = terminal_process("dump", model, "--families", "param", folder=tmp_path, columns=100)

@@ -6,6 +6,8 @@ import csv
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.integration import models
 from tests.integration.command import gradscope, in_terminal
 
@@ -118,6 +120,7 @@ def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
     assert all(f"`{name}` |" in markdown for name in names)
 
 
+@pytest.mark.slow
 def test_rows_can_be_chosen_and_sorted(tmp_path: Path) -> None:
     options = ("--families", "activation", "--depth", 1, "--sort", "-flops", "--json")
     rows = gradscope("inspect", "transformer", *options, folder=tmp_path).json["rows"]
@@ -128,6 +131,7 @@ def test_rows_can_be_chosen_and_sorted(tmp_path: Path) -> None:
     assert "selects nothing" in refused.errors
 
 
+@pytest.mark.slow
 def test_operations_are_rows_next_to_the_layers(tmp_path: Path) -> None:
     rows = gradscope("inspect", "mlp", "--ops", "--select", "dense1*", "--json", folder=tmp_path).json["rows"]
     names = [row["name"] for row in rows if row["family"] == "activation"]
@@ -165,6 +169,7 @@ def test_nothing_of_the_model_is_run(tmp_path: Path) -> None:
     assert gradscope("inspect", "model.py", folder=tmp_path).status == 0
 
 
+@pytest.mark.slow
 def test_a_larger_batch_costs_more_and_has_the_same_parameters(tmp_path: Path) -> None:
     one, two = (
         gradscope("inspect", "mlp", "--batch-size", size, "--json", folder=tmp_path).json["totals"] for size in (8, 16)
@@ -180,6 +185,7 @@ def test_a_broken_model_is_reported_with_its_line(tmp_path: Path) -> None:
     assert "dot_general requires contracting dimensions" in done.errors
 
 
+@pytest.mark.slow
 def test_a_graph_has_what_is_selected_and_no_more(tmp_path: Path) -> None:
     options = ("inspect", "mlp", "--format", "model-explorer", "--select", "dense1/*", "--select", "param/dense1/*")
     nodes = {node["id"] for node in gradscope(*options, folder=tmp_path).json["graphs"][0]["nodes"]}

@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_right_layer_exits_0_on_what_the_dump_has(folder: Path) -> None:
     script = reproduced(folder, "last", "right.npz", "right.py")
     ran = run(script)
@@ -51,6 +52,7 @@ def test_a_right_layer_exits_0_on_what_the_dump_has(folder: Path) -> None:
             np.testing.assert_array_equal(arrays[name], dump[f"{key}.npy"])
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_exits_1_and_is_wrong_backward_only(folder: Path) -> None:
     ran = run(reproduced(folder, "last", "right.npz", "wrong.py"))
     assert ran.status == 1
@@ -97,6 +99,7 @@ def test_the_dump_is_kept_even_by_force(folder: Path) -> None:
     assert [path.read_bytes() for path in (folder / "own").iterdir()] == [kept]
 
 
+@pytest.mark.slow
 def test_a_reproduction_is_replaced_only_by_force(folder: Path) -> None:
     line = ("isolate", "relu", "right.npz", "right.py", "-o", "again")
     assert [gradscope(*line, *more, folder=folder).status for more in ((), (), ("--force",))] == [0, 2, 0]

@@ -51,6 +51,7 @@ def explained() -> set[str]:
     return {word.partition("@")[0] for word in re.findall(r"`([^`\s]+)`", pages)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_every_key_is_explained(line: str, dumps: Path, tmp_path: Path, explained: set[str]) -> None:
     found = gradscope(*line.format(out=tmp_path).split(), "--json", folder=dumps).json

@@ -48,6 +48,7 @@ def shown(folder: Path, line: str, columns: int) -> Finished:
     return in_terminal(*line.split(), folder=folder, columns=columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 160])
 @pytest.mark.parametrize("name", ["fine", "wrong"])
 def test_a_terminal_shows_one_screen(large: Path, name: str, columns: int) -> None:
@@ -68,6 +69,7 @@ def test_the_layer_where_it_went_wrong_is_among_the_lines(large: Path) -> None:
     assert re.search(r"^\S*層?.*2500 .*nonfinite", table, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", ["--full", "--sort -rms", "--families activation,activation_grad", "--select re:.*", "--no-fold"]
 )
@@ -80,6 +82,7 @@ def test_a_pipe_has_every_row(large: Path) -> None:
     assert gradscope("show", "fine.npz", folder=large).output.count("net.py:") == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fine", "wrong"])
 def test_a_pipe_has_the_verdict_of_a_terminal(large: Path, name: str) -> None:
     (piped,) = (line for line in gradscope("show", f"{name}.npz", folder=large).output.splitlines()
@@ -88,6 +91,7 @@ def test_a_pipe_has_the_verdict_of_a_terminal(large: Path, name: str) -> None:
     assert piped.split() == first.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     done = shown(large, "compare fine.npz wrong.npz", columns)
@@ -130,6 +134,7 @@ def test_columns_that_say_nothing_are_left_out(dumps: Path) -> None:
     assert not any(name in far for name in names)
 
 
+@pytest.mark.slow
 def test_claims_are_not_cut(dumps: Path) -> None:
     piped = gradscope("check", "model.py", "--json", folder=dumps).json
     plain = shown(dumps, "check model.py -q", 60).plain

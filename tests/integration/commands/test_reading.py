@@ -53,6 +53,7 @@ def files(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_dump_is_refused_in_a_line_by_every_command(files: Path, tmp_path: Path, name: str) -> None:
     for command in COMMANDS:
@@ -144,6 +145,7 @@ def test_dumps_with_nothing_in_common_are_compared_in_a_few_lines(files: Path, t
     assert {row["status"] for row in report["rows"]} == {"missing", "extra"}
 
 
+@pytest.mark.slow
 def test_comparing_is_as_strict_as_requested(dumps: Path) -> None:
     def status(*options: object) -> int:
         return gradscope("compare", "a.npz", "b.npz", *options, folder=dumps).status

@@ -99,6 +99,7 @@ def test_source_lines_are_in_a_dump_and_on_its_page_where_they_were_requested(tm
     assert "source_lines" not in compared.output
 
 
+@pytest.mark.slow
 def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
     run_folder(tmp_path / "run")
     program = (

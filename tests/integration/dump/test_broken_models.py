@@ -76,6 +76,7 @@ def test_a_loss_that_ignores_its_parameters_is_dumped_with_a_finding(tmp_path: P
     assert gradscope("show", "model.npz", "--check", "unused-param", folder=tmp_path).status == 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_a_number_is_finished_and_its_origin_named(tmp_path: Path) -> None:
     text = models.source().replace('x = batch["x"] @', 'x = jnp.log(-1 - batch["x"] ** 2) @')
     models.write(tmp_path, text)
@@ -102,6 +103,7 @@ def test_what_a_model_prints_stays_out_of_the_results(tmp_path: Path) -> None:
     assert done.lines == ["importing", "tracing", "running"]
 
 
+@pytest.mark.slow
 def test_the_forms_of_a_target_are_searched_in_their_order(tmp_path: Path) -> None:
     text = models.source(more="import types").replace("def init", "class Net:\n    pass\n\ndef init")
     text += "\ndef make(width, *, deep=False):\n    assert (width, deep) == (3, True)\n"

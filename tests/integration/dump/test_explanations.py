@@ -65,6 +65,7 @@ def dumped(source: str, *options: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_an_overflow_is_reported_as_one_and_is_in_the_dump() -> None:
     printed = " ".join(dumped(FLOAT8).split())
     assert "overflow of float8_e4m3fn (largest 448)" in printed
@@ -78,6 +79,7 @@ def test_the_search_for_an_origin_can_be_left_out() -> None:
     assert gs.load("out.npz").origins == ()
 
 
+@pytest.mark.slow
 def test_the_padding_value_of_a_pad_is_explained() -> None:
     assert "not taken by slice at model.py" in " ".join(dumped(PADDING).split())
     (cause,) = [cause for cause in gs.load("out.npz").causes if cause.family == "param_grad"]
@@ -98,6 +100,7 @@ def test_an_explanation_that_fails_is_reported_as_such(monkeypatch: pytest.Monke
     assert gs.load("out.npz").manifest.complete
 
 
+@pytest.mark.slow
 def test_a_gradient_of_rounding_errors_has_its_cause_in_the_dump() -> None:
     dumped(KEY_BIAS)
     (cause,) = [cause for cause in gs.load("out.npz").causes if cause.family == "param_grad"]

@@ -92,6 +92,7 @@ def shown(folder: Path, *arguments: str) -> dict[str, Any]:
     return done.json
 
 
+@pytest.mark.slow
 def test_two_variables_of_one_name_are_in_the_dump_and_come_back_from_it_as_a_checkpoint(folder: Path) -> None:
     shown(folder, "twins.py", "-o", "one.npz")
     one = gs.load(folder / "one.npz")
@@ -120,6 +121,7 @@ def test_an_ambiguous_name_is_refused_with_the_keys_of_its_values(folder: Path, 
         shown(folder, "like.py", options[0], options[1].replace("w", key, 1), "-o", "out.npz")
 
 
+@pytest.mark.slow
 def test_wrt_a_key_is_one_family_and_a_pattern_may_be_several(folder: Path) -> None:
     def gradients(wrt: str) -> set[str]:
         rows = shown(folder, "like.py", "--wrt", wrt, "-o", "out.npz")["rows"]
@@ -130,6 +132,7 @@ def test_wrt_a_key_is_one_family_and_a_pattern_may_be_several(folder: Path) -> N
     assert gradients("w*") == {"param_grad", "activation_grad"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scan", "nested", "fori", "mapped", "unending"])
 def test_what_a_loop_made_can_be_fed_and_the_loop_is_not_needed(folder: Path, kind: str) -> None:
     (folder / "loop.py").write_text(LOOP.replace("KIND", kind))
@@ -141,6 +144,7 @@ def test_what_a_loop_made_can_be_fed_and_the_loop_is_not_needed(folder: Path, ki
     assert "eliminated (not needed)" in ledger
 
 
+@pytest.mark.slow
 def test_what_operations_make_and_nothing_reads_is_in_the_ledger(folder: Path) -> None:
     (folder / "dropped.py").write_text("""
 import jax, jax.numpy as jnp
@@ -191,6 +195,7 @@ def loss(v, b):
     np.testing.assert_allclose(gs.load(folder / "ode.npz")["param_grad/w"], gradient["w"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_stopped_has_its_gradient_as_in_tensorflow(folder: Path) -> None:
     full = shown(folder, "like.py", "-o", "whole.npz")
     stopped = shown(folder, "like.py", "--stop-gradient", "param/w", "-o", "stopped.npz")
@@ -201,6 +206,7 @@ def test_a_parameter_that_is_stopped_has_its_gradient_as_in_tensorflow(folder: P
     )
 
 
+@pytest.mark.slow
 def test_iterations_after_the_one_that_is_differentiated_have_no_gradient(folder: Path) -> None:
     (folder / "loop.py").write_text(LOOP.replace("KIND", "scan"))
     shown(folder, "loop.py", "--of", "loop[1]/cell", "--batch-size", "3", "-o", "first.npz")
@@ -229,6 +235,7 @@ def test_a_class_that_has_to_be_called_is_a_wrong_target_and_no_broken_model(fol
     assert "Net" in done.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["loop[2]/cell", "activation/loop[2]/cell", "loop[0]/cell", "re:loop.[1-2]./cell"])
 def test_a_printed_name_inside_of_a_while_loop_selects_its_last_iteration(folder: Path, pattern: str) -> None:
     (folder / "loop.py").write_text(LOOP.replace("KIND", "unending"))

@@ -66,6 +66,7 @@ def test_a_gradient_is_with_respect_to_a_value_inside_a_layer_by_its_name(folder
     assert (wrong.status, "no value is called kepd" in wrong.errors, "kept" in wrong.errors) == (2, True, True)
 
 
+@pytest.mark.slow
 def test_operations_are_rows_next_to_layers_and_compare_with_a_dump_without_them(folder: Path) -> None:
     done = gradscope("dump", "model.py", "--ops", "--json", "-q", "-o", "ops.npz", folder=folder)
     assert done.status == 0, done.errors
@@ -129,6 +130,7 @@ def _with_labels(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_other_values_are_differentiated_under_initial_gradients_and_stops(folder: Path) -> None:
     signal = np.linspace(-1, 1, 16).reshape(8, 2).astype(np.float32)
     np.savez(folder / "signal.npz", signal=signal)
@@ -166,6 +168,7 @@ def test_memory_is_bounded_by_several_runs_or_the_run_is_refused(folder: Path) -
     assert "of tensors are captured in" in done.errors
 
 
+@pytest.mark.slow
 def test_a_model_without_scopes_is_reported_with_the_origin_of_its_names(folder: Path) -> None:
     bare = MODEL.replace("jax.named_scope(", "nullcontext(")
     (folder / "bare.py").write_text(f"from contextlib import nullcontext\n{bare}")

@@ -56,6 +56,7 @@ def dump(folder: Path, *options: object) -> Finished:
     return gradscope("dump", "model.py", "--force", "--json", *options, folder=folder)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_the_place_of_init(folder: Path) -> None:
     command = dump(folder, "--checkpoint", "saved.npz", "--map-keys", "names.txt")
     assert command.status == 0, command.errors
@@ -65,6 +66,7 @@ def test_a_checkpoint_takes_the_place_of_init(folder: Path) -> None:
         assert np.array_equal(members["param/layer/b"], [[1]])
 
 
+@pytest.mark.slow
 def test_a_dump_is_a_checkpoint_of_the_model_that_made_it(folder: Path) -> None:
     assert dump(folder, "--seed", 1).status == 0
     (folder / "model.npz").rename(folder / "first.npz")

@@ -76,6 +76,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return dumped(folder, "--terms", "-o", "terms.npz")
 
 
+@pytest.mark.slow
 def test_a_row_for_each_use_names_its_gradient_and_the_line_of_the_use(rows: list[dict[str, Any]]) -> None:
     terms = {row["name"]: row for row in rows if row["family"] == "term"}
     users = ("branch/dot_general.0", "add/add.0")
@@ -119,6 +120,7 @@ def test_the_iterations_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_
     assert "activation/embed, activation/block[0..1]/add" in line
 
 
+@pytest.mark.slow
 def test_operations_have_their_inputs_gradients_on_request(folder: Path) -> None:
     plain, inputs = (dumped(folder, "--stats-only", *ops) for ops in (("--ops",), ("--ops", "inputs")))
     outputs = [row for row in inputs if row["family"] != "term"]
@@ -129,6 +131,7 @@ def test_operations_have_their_inputs_gradients_on_request(folder: Path) -> None
     assert terms["block/scan.0"]["of"] == "param/w"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "families"),
     [
@@ -150,6 +153,7 @@ def test_where_every_value_is_used_once_that_is_said(folder: Path) -> None:
     assert "Terms" not in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -59,6 +59,7 @@ def skipped(folder: Path) -> Finished:
     return gradscope(*TRAIN, *SKIP, "--check", "stuck,dying", "-o", "skipped", folder=folder)
 
 
+@pytest.mark.slow
 def test_what_is_no_alarm_fails_a_job_where_it_is_named(folder: Path) -> None:
     climb = ("train", "net.py", "--steps", 12, "--every", 1, "--optimizer", "sgd(-0.001)", "-o", "climbs")
     trained = gradscope(*climb, "--check", "all,climbing", folder=folder)
@@ -93,6 +94,7 @@ def test_a_spike_saves_the_state_before_its_step_and_its_batch(saved: Finished, 
     assert "alarm-000090" in shown
 
 
+@pytest.mark.slow
 def test_what_was_saved_gives_the_step_again(saved: Finished, folder: Path) -> None:
     alarm = "saved/alarm-000090"
     found = json.loads((folder / alarm / "alarm.json").read_text(encoding="utf-8"))
@@ -125,6 +127,7 @@ def test_the_state_that_is_computed_again_is_bit_for_bit_the_one_that_there_was(
             assert again[key].tobytes() == state[key].tobytes(), key
 
 
+@pytest.mark.slow
 def test_a_skipped_update_leaves_the_state_and_is_counted(skipped: Finished, folder: Path) -> None:
     assert skipped.status == 0, skipped.errors  # other rules are checked than those of its alarms
     assert f"step {AT}: its update is skipped, 1 so far" in skipped.errors
@@ -163,6 +166,7 @@ def test_a_step_that_is_not_finite_is_skipped_where_that_is_requested(folder: Pa
         assert all(np.isfinite(state[key]).all() for key in state if key.startswith("param/"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_raises_the_alarms_of_one_that_was_not_stopped(skipped: Finished, folder: Path) -> None:
     shutil.copytree(folder / "skipped", folder / "parts")
     (folder / "parts" / "state-000095.npz").unlink()
@@ -200,6 +204,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_stuck_has_its_cause(tmp_path: Path) -> None:
     (tmp_path / "dead.py").write_text(NETWORKS.replace("BIAS", "-99.0"), encoding="utf-8")
     options = ("--steps", 12, "--every", 1, "--optimizer", "sgd(0.01)", "-o", "run")
@@ -210,6 +215,7 @@ def test_a_parameter_that_is_stuck_has_its_cause(tmp_path: Path) -> None:
     assert "its gradient is exactly zero, dead units: the output of relu at dead.py:15 " in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_accumulated_gradients_are_no_alarm(tmp_path: Path) -> None:
     optimizer = "\n\ndef optimizer():\n    import optax\n    return optax.MultiSteps(optax.sgd(0.01), 4)\n"
@@ -219,6 +225,7 @@ def test_accumulated_gradients_are_no_alarm(tmp_path: Path) -> None:
     assert "verdict  no alarm\n" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_parameters_that_an_optimizer_freezes_and_a_target_network_are_no_alarm(tmp_path: Path) -> None:
     optimizer = """
@@ -253,6 +260,7 @@ def test_a_parameter_behind_a_dead_rectifier_is_stuck_because_of_it(tmp_path: Pa
         assert f" gradscope show run_{name}/alarm-000002; gradscope explain stuck\n" in done.output
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_ends_by_a_nan(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0"), encoding="utf-8")
     options = ("--steps", 60, "--every", 10, "--optimizer", "sgd(100)", "--on-alarm", "note", "-o", "run")
@@ -360,6 +368,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_a_loss_that_is_fitted_has_no_gradients_that_vanish(tmp_path: Path) -> None:
     (tmp_path / "fitted.py").write_text(FITTED, encoding="utf-8")

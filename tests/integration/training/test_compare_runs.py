@@ -81,6 +81,7 @@ def test_a_difference_is_told_by_the_numbers_that_are_known(changed: dict[str, A
     assert difference_of(RunRow(**row | changed)) == sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
 def test_the_first_tensor_is_that_of_the_first_stage(tmp_path: Path, first: int) -> None:
     ref, cand = steps_of(), steps_of()
@@ -288,6 +289,7 @@ def others():
 """
 
 
+@pytest.mark.slow
 def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
     """Another batch at step 4, and another clip: the step, and the first tensor, that it reaches."""
     pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -338,6 +340,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_computes_in_half_precision_is_judged_as_that(tmp_path: Path) -> None:
     narrow = MIXED.replace("DTYPE, FACTOR = jnp.float32", "DTYPE, FACTOR = jnp.bfloat16")
     programs = {"exact": MIXED, "narrow": narrow, "wrong": narrow.replace("16, 1.0", "16, 1.2")}

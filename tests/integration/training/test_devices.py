@@ -131,6 +131,7 @@ def batch(key, size):
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_splits_its_own_arrays_has_the_numbers_of_one_device(tmp_path: Path) -> None:
     write_files(tmp_path)
     (tmp_path / "split.py").write_text(SPLIT)

@@ -83,6 +83,7 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
     assert (quiet.status, quiet.output, quiet.errors) == (0, "", "")
 
 
+@pytest.mark.slow
 @sampled(
     "line",
     [

@@ -90,6 +90,7 @@ def test_show_has_trends_steps_and_tensors(run: Path) -> None:
     assert "4.00 to 1.10" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["slope", "-slope", "-last", "name"])
 def test_trends_are_sorted_by_a_column(tmp_path: Path, sort: str) -> None:
     rates = {"param/a": -1.0, "param/b": 0.0, "param/c": 2.0, "param_grad/b": 1.0}
@@ -220,6 +221,7 @@ def test_a_dump_has_no_steps(tmp_path: Path) -> None:
     assert (done.status, "--step is of a training run" in done.errors) == (2, True)
 
 
+@pytest.mark.slow
 def test_reading_a_run_imports_no_jax(run: Path) -> None:
     lines = ["compare run run", "watch run --once", "export run --to csv", "show run"]
     program = (
@@ -365,6 +367,7 @@ def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path)
     assert sorted(each.name for each in run.iterdir()) == ["trace-000006"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_take_little_room(tmp_path: Path) -> None:
     keys = tuple(f"param/layer{number}/kernel" for number in range(100))
     write(tmp_path / "run", tuple(range(100)), keys)
@@ -537,6 +540,7 @@ def test_a_writer_without_a_log_that_is_killed_leaves_whole_steps(tmp_path: Path
         assert len(found.steps["step"]) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_flipped_bytes_are_refused_or_harmless(run: Path, seed: int) -> None:
     path = run / "history.sqlite"

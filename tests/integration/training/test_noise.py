@@ -35,6 +35,7 @@ def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+@pytest.mark.slow
 def test_noise_has_a_clock_of_its_own_and_averages_before_the_ratio(folder: Path) -> None:
     with gs.Run(folder / "run") as run:
         noise, weight = run.noise(), run.noise("param_grad/weight")
@@ -52,6 +53,7 @@ def test_noise_has_a_clock_of_its_own_and_averages_before_the_ratio(folder: Path
         assert np.isnan(weight["coupling"]).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_noise_of_one_that_was_not_stopped(folder: Path) -> None:
     assert gradscope(*TRAIN, "--steps", 7, "-q", "-o", "part", folder=folder).status == 0
     # The last step of the first part was recorded because it was the last.

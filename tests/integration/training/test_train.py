@@ -90,6 +90,7 @@ def test_a_terminal_ends_with_the_trends_and_a_pipe_with_the_last_step(folder: P
     assert "Parameters (" in gradscope(*again, folder=folder).output
 
 
+@pytest.mark.slow
 def test_a_run_is_the_loop_by_hand(folder: Path, by_hand: tuple[list[Any], list[Any], Any]) -> None:
     losses, gradients, variables = by_hand
     with gs.load(folder / "run") as run:
@@ -162,6 +163,7 @@ def test_the_state_is_a_checkpoint_of_other_commands(folder: Path) -> None:
             np.testing.assert_array_equal(dump[key], state[key])
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_run_is_its_last_state(folder: Path) -> None:
     options = ("--stats-only", "--json", "-q")
     losses = [
@@ -171,6 +173,7 @@ def test_the_folder_of_a_run_is_its_last_state(folder: Path) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_fall_has_the_command_that_dumps_its_model(folder: Path) -> None:
     options = ("--optimizer", "sgd(1e-5)", "--matmul-precision", "highest", "--steps", 40, "-o", "a flat run")
     done = gradscope(*TRAIN, *options, folder=folder)
@@ -191,6 +194,7 @@ def test_the_last_states_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "run").glob("state-*")) == ["state-000020.npz", "state-000024.npz"]
 
 
+@pytest.mark.slow
 def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
     options = ("--steps", 4, "--every", 5, "--dump-every", 3, "--dump-at", "1, 2", "--save-every", 2, "-o", "dumped")
     assert gradscope(*TRAIN, *options, folder=folder).status == 0
@@ -373,6 +377,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     assert (tmp_path / "on" / "state-000050.npz").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_the_search_for_a_nan_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path)
     shown: list[str] = []
@@ -467,6 +472,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "value", "status"),
     [("True", '(batch["x"] @ variables["w"]).mean()', 4), ("False", 'batch["x"] @ variables["w"]', 4)],
@@ -488,6 +494,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_what_was_there(
     assert [path.name for path in there.iterdir() if path.name != ".lock"] == ["events.out.tfevents.1.other"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_and_fails_at_once_keeps_its_history(tmp_path: Path) -> None:
     wanted = FAILING % ("False", '(batch["x"] @ variables["w"]).mean()')
     (tmp_path / "failing.py").write_text(wanted, encoding="utf-8")
@@ -548,6 +555,7 @@ def test_histograms_are_those_of_the_state_before_the_step(folder: Path) -> None
     assert [sum(each["counts"]) for each in rows] == [96] * 4
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_keeps_as_many_states_as_it_has(folder: Path) -> None:
     line = (*TRAIN, "--every", 4, "--save-every", 2, "-o", "kept")
     assert gradscope(*line, "--steps", 10, "--keep", 5, folder=folder).status == 0

@@ -34,6 +34,7 @@ def assert_gradients(dump: gs.Dump, expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(dump[key], gradient, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [True, False])
 def test_what_is_no_array_is_passed_as_it_is(train: bool) -> None:
     dump = gs.capture(loss, W, X, train)
@@ -160,6 +161,7 @@ def test_two_values_of_one_name_are_distinguished() -> None:
     np.testing.assert_array_equal(dump["param_grad/a/b"], [27.0, 27.0])
 
 
+@pytest.mark.slow
 def test_operations_have_the_findings_of_layers_and_no_more() -> None:
     def block(x: Any, p: Any) -> Any:
         with jax.named_scope("norm"):

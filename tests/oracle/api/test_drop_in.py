@@ -204,6 +204,7 @@ def test_it_refuses_what_jax_refuses_with_an_error_of_the_same_type(case: Case) 
         case.observed("stats")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observe", MODES)
 def test_static_arguments_of_jit_are_static_inside(observe: Any) -> None:
     for static in ({"static_argnums": 2}, {"static_argnames": "train"}):
@@ -262,16 +263,19 @@ def assert_differentiated_alike(loss: Any, second: Callable[..., Any], observe: 
     jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), found, expected)
 
 
+@pytest.mark.slow
 @sampled(("second", "observe"), [*((name, "stats") for name in SECOND), ("a Hessian", "tensors")])
 def test_it_can_be_differentiated_again(second: str, observe: Any) -> None:
     assert_differentiated_alike(deep, SECOND[second], observe, jax.jit)
 
 
+@pytest.mark.slow
 @sampled("second", SECOND.values(), ids=SECOND.keys())
 def test_operation_by_operation_too(second: Callable[..., Any]) -> None:
     assert_differentiated_alike(lambda w, x: (dense(w, x) ** 3).sum(), second, "stats", lambda function: function)
 
 
+@pytest.mark.slow
 @sampled("observe", MODES)
 def test_what_is_observed_does_not_depend_on_being_differentiated_again(observe: Any) -> None:
     def penalty(w: Any) -> Any:
@@ -286,6 +290,7 @@ def test_what_is_observed_does_not_depend_on_being_differentiated_again(observe:
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observe", MODES)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_it_can_be_mapped(observe: Any, compiled: bool) -> None:
@@ -390,6 +395,7 @@ def test_what_was_observed_keeps_no_array_of_the_batch_in_memory() -> None:
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_the_iteration_of_a_while_loop_is_the_last_that_ran(tmp_path: Path) -> None:
     def loss(w: Any, x: Any) -> Any:
         def body(carry: Any) -> Any:

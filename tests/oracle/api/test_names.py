@@ -31,6 +31,7 @@ def expected() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "observed",
     [
@@ -86,6 +87,7 @@ def test_a_name_of_a_parameter_and_a_layer_is_refused_with_the_keys_of_both(opti
     assert refused.value.hint == candidates
 
 
+@pytest.mark.slow
 def test_every_candidate_that_is_named_can_be_requested() -> None:
     fed = {key: gs.capture(like_its_parameter, W, ONES, feed={key: ONES * 2}) for key in ("param/w", "activation/w")}
     assert fed["param/w"].loss == pytest.approx(float(like_its_parameter({"w": ONES * 2}, ONES)))
@@ -95,6 +97,7 @@ def test_every_candidate_that_is_named_can_be_requested() -> None:
     np.testing.assert_allclose(of_parameter, jax.grad(like_its_parameter)(W, ONES)["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "candidates"),
     [

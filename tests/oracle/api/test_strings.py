@@ -77,6 +77,7 @@ CASES: list[tuple[Callable[..., Any], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @sampled(("entry", "parameter", "name"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_a_string_is_a_list_of_one(entry: Callable[..., Any], parameter: str, name: str) -> None:
     found = entry(**{parameter: name})

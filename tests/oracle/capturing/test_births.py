@@ -115,6 +115,7 @@ def line_by_jax(loss: Callable[..., Any]) -> str:
     return f"test_births.py:{entry.lineno + 1}"
 
 
+@pytest.mark.slow
 @sampled("loss", [*FORWARD, *ONLY_GRADIENTS], ids=lambda loss: loss.__name__)
 def test_the_infinity_is_named_and_not_what_makes_nan_of_it(loss: Any) -> None:
     found = origin_of(loss)
@@ -124,6 +125,7 @@ def test_the_infinity_is_named_and_not_what_makes_nan_of_it(loss: Any) -> None:
     assert np.isfinite(found.operands).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [masked_sum, naive_softmax, reciprocal_times_zero, rsqrt_of_a_variance])
 def test_jax_stops_at_the_same_line(loss: Any) -> None:
     assert origin_of(loss).source == line_by_jax(loss)
@@ -135,6 +137,7 @@ def test_what_reaches_only_the_gradients_is_said_to(loss: Any) -> None:
     assert "does not reach the loss, but the gradients" in origin_of(loss).why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True])
 def test_an_index_beyond_a_table_is_named_with_its_place(hidden: bool) -> None:
     ids = jnp.array([[0, 2], [7, 1]])
@@ -149,6 +152,7 @@ def test_an_index_beyond_a_table_is_named_with_its_place(hidden: bool) -> None:
     assert ("does not reach the loss" in found.why) is hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "scale", "largest"),
     [(jnp.float8_e4m3fn, 1024.0, "448"), (jnp.float8_e5m2, 1e6, "57344"), (jnp.float16, 1e6, "65504")],
@@ -160,11 +164,13 @@ def test_a_cotangent_beyond_its_type_is_an_overflow(dtype: Any, scale: float, la
     assert found.repair.startswith("scale the loss down")
 
 
+@pytest.mark.slow
 def test_a_row_that_is_masked_throughout_is_no_fault_of_the_mask() -> None:
     found = origin_of(lambda w, x: (jax.nn.softmax(jnp.where(x > 5, x * w, -jnp.inf)) * x).sum())
     assert (found.primitive, "every entry of the row is masked" in found.why) == ("sub", True)
 
 
+@pytest.mark.slow
 def test_a_difference_of_infinities_that_no_mask_made_is_no_masked_row() -> None:
     found = origin_of(in_a_while_before_a_difference)
     assert "infinity minus infinity: 1.5 divided by 0, in iteration 2 of the while" in found.why
@@ -218,6 +224,7 @@ def test_an_infinity_that_nan_to_num_makes_finite_is_the_origin_of_the_next() ->
     assert only.why == f"made the first Inf: 1 divided by 0 (element [0]); {again}"
 
 
+@pytest.mark.slow
 def test_an_infinity_outside_all_layers_is_reported_where_it_began_and_not_where_it_is_seen() -> None:
     def loss(w: Any, x: Any) -> Any:
         grown = jnp.exp(100 * w * x)  # here
@@ -266,6 +273,7 @@ def masked_near_the_loss(w: Any, x: Any) -> Any:
     return jnp.where(x > 0, r, 0.0).sum()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_a_mask_drops_is_passed_over_although_the_dump_has_it() -> None:
     dump = gs.capture(masked_near_the_loss, W, X)
     assert np.isnan(dump["activation_grad/inside"]).any()

@@ -101,6 +101,7 @@ def test_they_are_those_of_jax_grad_on_each_single_example(full: gs.Dump, name: 
     np.testing.assert_allclose(found.astype(np.float64), np.stack(expected).astype(np.float64), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_they_are_those_of_vmapped_gradients(full: gs.Dump) -> None:
     def alone(w: Any, x: Any, key: Any) -> Any:
         one = {"x": x[None], "keys": key[None], "scale": batch()["scale"]}
@@ -124,6 +125,7 @@ def test_of_a_sum_they_have_it_as_their_sum() -> None:
     assert (combined(dump).combined_by, combined(dump).coupled) == ("sum", False)
 
 
+@pytest.mark.slow
 def test_a_loss_that_couples_examples_is_said_to() -> None:
     messages: list[str] = []
     found = dumped(coupled_loss, messages).examples
@@ -216,6 +218,7 @@ def test_a_single_example_that_is_not_finite_is_no_failure_of_the_run() -> None:
     assert (combined(dump).coupled, combined(dump).rel_l2) == (True, np.inf)
 
 
+@pytest.mark.slow
 def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> None:
     dump = captured(lambda variables, batch: mean_loss(variables, batch)[0] / 0.0)
     assert not np.isfinite(dump["param_grad/w"]).any()
@@ -267,6 +270,7 @@ def test_how_many_examples_there_are(shapes: list[tuple[int, ...]], said: int, c
         assert example_count(leaves, said) == count
 
 
+@pytest.mark.slow
 def test_a_calibrated_reference_has_a_noise_floor_for_them() -> None:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT

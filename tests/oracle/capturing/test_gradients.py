@@ -89,6 +89,7 @@ PARAMS = {
 X = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)
 
 
+@pytest.mark.slow
 def test_arguments_outputs_layers_and_operations_have_names() -> None:
     hidden = jnp.tanh(X @ PARAMS["first"]["kernel"])
     expected, of_hidden = jax.grad(lambda h, w: ((h @ w) ** 2).sum(), argnums=(1, 0))(hidden, PARAMS["second"])
@@ -108,6 +109,7 @@ def test_arguments_may_be_given_by_name() -> None:
     same(found, [jax.grad(lambda x: network(PARAMS, x)["norm"])(X)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda body: body, jax.checkpoint, jax.jit])
 def test_one_iteration_of_a_loop_is_a_value(wrap: Callable[..., Any]) -> None:
     def iteration(carry: Any, w: Any) -> Any:
@@ -141,6 +143,7 @@ def _states(w: Any, x: Any) -> list[Any]:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [{1}, {0, 2}, {0, 1, 2}])
 def test_a_stop_cuts_the_iterations_that_it_names(stopped: set[int]) -> None:
     def looped(x: Any, w: Any) -> Any:
@@ -213,6 +216,7 @@ def test_a_loop_passes_gradients_only_to_the_iterations_that_a_y_depends_on() ->
     same(found, [float(direct[2]), None, 1.0, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 def test_no_earlier_iteration_depends_on_a_later_one(reverse: bool) -> None:
     def fun(x: Any) -> Any:
@@ -229,6 +233,7 @@ def test_no_earlier_iteration_depends_on_a_later_one(reverse: bool) -> None:
     same(gs.gradients(fun, [2.0], ys=last, xs=[first, middle], stop_gradients=middle), [None, 2.0])
 
 
+@pytest.mark.slow
 def test_iterations_of_loops_in_loops_are_distinguished() -> None:
     def fun(x: Any) -> Any:
         def inner(carry: Any, _: Any) -> Any:
@@ -255,6 +260,7 @@ def test_a_list_for_one_name_is_said_to_be_one_array() -> None:
     same(gs.gradients(lambda z: {"y": z * z}, [3.0], ys=["y"], xs=["z"], grad_ys=[1.0]), [6.0])
 
 
+@pytest.mark.slow
 def test_truth_values_strings_and_functions_are_passed_as_they_are() -> None:
     def function(x: Any, scale: Any, twice: bool, options: dict[str, Any]) -> Any:
         out = options["activation"](x) * scale

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import gradscope as gs
@@ -160,6 +161,7 @@ def causes(captured: gs.Dump) -> list[Cause]:
     return [cause for cause in captured.causes if "does not change with it" in cause.why]
 
 
+@pytest.mark.slow
 @sampled("model", INVARIANT)
 def test_an_invariance_is_found_with_what_takes_the_value_out(model: str) -> None:
     loss, weights, names, taken_out_by = INVARIANT[model]
@@ -185,18 +187,21 @@ def test_the_loss_does_not_change_with_what_is_called_invariant(model: str) -> N
     np.testing.assert_allclose(loss(moved, BATCH), loss(weights, BATCH), rtol=eps)
 
 
+@pytest.mark.slow
 @sampled("model", SMALL)
 def test_a_gradient_that_is_merely_small_is_not_called_invariant(model: str) -> None:
     loss, weights = SMALL[model]
     assert causes(gs.capture(loss, weights, BATCH)) == []
 
 
+@pytest.mark.slow
 def test_a_value_on_the_way_is_said_to_be_invariant_too() -> None:
     loss, weights, _, _ = INVARIANT["everything before a normalisation of two"]
     found = causes(gs.capture(loss, weights, BATCH))
     assert ("activation_grad", "hidden", True) in {(c.family, c.name, c.rounding) for c in found}
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cancels_exactly_is_zero_by_construction() -> None:
     def loss(w: Any, x: Any) -> Any:
         return ((w["shift"] + jnp.arange(4.0) - (w["shift"] + jnp.arange(4.0)).mean()) ** 2).sum() + w[

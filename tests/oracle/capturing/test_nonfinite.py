@@ -135,6 +135,7 @@ def origin_of(loss: Callable[..., Any]) -> Origin:
     return origin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_a_forward_cause_is_found_in_every_construct(construct: Any) -> None:
     found = origin_of(construct(log_of_negative))
@@ -145,6 +146,7 @@ def test_a_forward_cause_is_found_in_every_construct(construct: Any) -> None:
         assert found.iteration == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_a_backward_cause_is_found_in_every_construct(construct: Any) -> None:
     found = origin_of(construct(double_where))
@@ -195,6 +197,7 @@ def origin_of_rows(function: Callable[..., Any]) -> Origin:
     return origin
 
 
+@pytest.mark.slow
 @sampled("function", GUARDED.values(), ids=GUARDED)
 def test_the_where_that_throws_a_result_away_is_named(function: Callable[..., Any]) -> None:
     found = origin_of_rows(function)
@@ -226,6 +229,7 @@ def test_of_two_causes_the_earlier_is_named() -> None:
     assert origin_of(loss).primitive == "log"
 
 
+@pytest.mark.slow
 def test_a_norm_is_distinguished_from_other_square_roots() -> None:
     found = origin_of(lambda w, x: jnp.linalg.norm(w["zero"]) + x.sum())
     assert "the derivative of a norm at 0" in found.why
@@ -249,6 +253,7 @@ def nothing_over_zero(w: Any, row: Any) -> Any:
     return (row * w["one"] * 0 / np.array([1, 2, 0], np.float32)).sum()  # here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("construct", "constant", "operand"), [(plain, nothing_over_zero, 0.0), (scanned, nan_for_some, np.nan)]
 )
@@ -310,6 +315,7 @@ def test_an_operation_in_a_while_loop_is_named_in_the_iteration_that_the_dump_ha
     assert f"activation/{found.layer}" in dump
 
 
+@pytest.mark.slow
 def test_a_gradient_that_ends_in_a_mask_is_not_what_spoils_the_gradients() -> None:
     def loss(w: Any, x: Any) -> Any:
         keep = x[:, 1] > 0

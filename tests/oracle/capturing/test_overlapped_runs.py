@@ -88,6 +88,7 @@ def dumped(function: Any, bounds: Bounds, writer: MemoryWriter, timings: Timings
     return dump_model(model, inputs, DumpRequest(spec=SPEC, bounds=bounds), writer, timings)
 
 
+@pytest.mark.slow
 def test_a_run_starts_before_the_tensors_of_the_last_are_written_and_computes_the_same() -> None:
     overlapped, together = captured(WIDE, overlapping=True)
     alone, apart = captured(TIGHT, overlapping=False)
@@ -97,6 +98,7 @@ def test_a_run_starts_before_the_tensors_of_the_last_are_written_and_computes_th
         assert (entry.family, entry.name, entry.stats) == (other.family, other.name, other.stats)
 
 
+@pytest.mark.slow
 def test_what_two_runs_need_is_counted() -> None:
     model, inputs = Model.of_values("model", loss, *ARGUMENTS), Arguments.of(*ARGUMENTS)
     needs = {
@@ -120,6 +122,7 @@ def test_the_memory_of_the_process_is_known() -> None:
     assert held_bytes() >= held + array.nbytes // 2
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ahead_ends_the_dump_after_the_records_before() -> None:
     calls = 0
 

@@ -42,6 +42,7 @@ def awkward_arguments() -> tuple[Any, Any]:
     return variables, (jax.random.key(0), jnp.bool_(True), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3))
 
 
+@pytest.mark.slow
 @sampled(
     ("loss", "arguments"),
     [
@@ -69,6 +70,7 @@ def test_a_dump_in_parts_has_the_tensors_of_one_program(
     assert parts.manifest.self_check["beyond_rounding"] == []
 
 
+@pytest.mark.slow
 def test_the_parts_are_functions_in_the_compiled_program() -> None:
     trace = trace_loss(deep(30), jnp.eye(3), jnp.ones((2, 3)))
     program, _ = observing_program(trace, make_plan(trace, CaptureSpec()))
@@ -94,6 +96,7 @@ def test_equal_layers_are_one_function_of_the_lowered_program() -> None:
     assert text.count(" call @") > 3 * text.count("func.func private")
 
 
+@pytest.mark.slow
 def test_parts_of_equal_operations_on_other_operands_are_functions_of_their_own() -> None:
     def program(x: Any, y: Any) -> Any:
         for number in range(24):

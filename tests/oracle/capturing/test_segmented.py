@@ -79,6 +79,7 @@ def check_against_one_run(
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_in_segments_everything_is_what_it_is_in_one_run() -> None:
     case = ZOO["mlp"]
     assert check_against_one_run(case.loss, case.arguments(), 60_000) >= 5
@@ -174,6 +175,7 @@ def cuts(loss: Callable[..., Any], arguments: tuple[Any, Any], budget: int) -> l
     return [segment.iterations for segment in segments_of(trace, make_plan(trace, CaptureSpec()), budget)]
 
 
+@pytest.mark.slow
 def test_a_loop_that_does_not_fit_is_run_in_parts() -> None:
     arguments = scanned_arguments(12)
     assert cuts(layers_as_a_scan, arguments, 3_000_000) == [range(6), range(6, 12), None]
@@ -204,6 +206,7 @@ def test_parts_of_a_loop_take_and_give_what_its_iterations_do(reverse: bool) -> 
     assert check_against_one_run(loss, arguments, 140_000, operations=False) > 14
 
 
+@pytest.mark.slow
 def test_functions_under_jit_are_cut_where_their_equations_are() -> None:
     @jax.jit
     def layer(h: Any, w: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradscope as gs
 from gradscope.capturing.dump_model import DumpRequest, dump_model
@@ -35,6 +36,7 @@ class Watching(MemoryWriter):
         return super().commit(facts)
 
 
+@pytest.mark.slow
 def test_the_tensors_of_a_run_are_let_go_when_they_are_written() -> None:
     variables, batch = jnp.ones((31, LAYER[1])), jnp.ones((LAYER[0], 31))
     model = Model(name="model", init=lambda _: variables, batch=lambda _, __: batch, loss=loss)

@@ -328,6 +328,7 @@ def test_a_reason_is_of_a_kind_that_explain_knows(said: dict[str, str], fault: s
         assert kind_of(reason) is not None or "takes out what it adds" in reason, reason
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_only_looks_at_for_being_finite_is_cut_off_there() -> None:
     optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'gradscope-jax[train]'")
     optimizer = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=5)
@@ -358,6 +359,7 @@ def dense(p: Any, name: str, x: Any) -> Any:
         return x @ p[name]["kernel"] + p[name]["bias"][None]
 
 
+@pytest.mark.slow
 @sampled(("silent", "other"), [("keys", "queries"), ("queries", "keys")])
 def test_a_kernel_of_zeros_is_named_where_its_product_multiplies_a_signal(silent: str, other: str) -> None:
     def loss(p: Any, x: Any) -> Any:
@@ -405,6 +407,7 @@ def test_a_kernel_of_zeros_is_named_in_a_scan_as_in_the_unrolled_blocks() -> Non
     assert reason.endswith(": the product of param/blocks/query/kernel is 0")
 
 
+@pytest.mark.slow
 def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_off() -> None:
     def loss(p: Any, x: Any) -> Any:
         low_rank = p["low_rank"]
@@ -424,6 +427,7 @@ def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_o
     assert dump.findings() == ()
 
 
+@pytest.mark.slow
 def test_a_log_softmax_over_the_examples_leaves_the_bias_of_the_classes_without_effect() -> None:
     def loss(axis: int) -> Callable[[Any, Any], Any]:
         def of(p: Any, x: Any) -> Any:
@@ -487,6 +491,7 @@ def test_a_healthy_loss_is_not_run_twice() -> None:
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_what_several_searches_need_is_observed_in_one_run() -> None:
     runs: list[int] = []
 
@@ -502,6 +507,7 @@ def test_what_several_searches_need_is_observed_in_one_run() -> None:
     assert len(runs) == 3  # the step, what is around the gradients, and what is beyond
 
 
+@pytest.mark.slow
 def test_what_is_behind_a_loop_is_looked_at_once_for_all_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
     goes_on = EquationUse.goes_on
@@ -524,6 +530,7 @@ def test_what_is_behind_a_loop_is_looked_at_once_for_all_iterations(monkeypatch:
     assert looks == ["mul"]
 
 
+@pytest.mark.slow
 def test_an_unused_carry_of_the_last_iteration_is_disconnected_in_that_iteration() -> None:
     def loss(w: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 
@@ -102,6 +103,7 @@ def gradients(loss: Callable[[Any, Any], jax.Array], params: Any) -> Any:
     return jax.jit(jax.grad(loss))(params, BATCH)
 
 
+@pytest.mark.slow
 def test_a_right_port_of_equal_parameters_is_the_same() -> None:
     ref = of_reference()
     expected, found = of_candidate(gradients(reference, ref)), gradients(candidate, of_candidate(ref))
@@ -115,6 +117,7 @@ def test_a_right_port_of_equal_parameters_is_the_same() -> None:
         assert pairs[f"param/blocks/{block}/v0"] == f"param/layers/{block}/back/bias"
 
 
+@pytest.mark.slow
 def test_a_right_stack_of_equal_parameters_is_the_same() -> None:
     ref = of_unrolled()
     expected, found = of_scanned(gradients(unrolled, ref)), gradients(scanned, of_scanned(ref))
@@ -123,6 +126,7 @@ def test_a_right_stack_of_equal_parameters_is_the_same() -> None:
     assert compared.verdict == "same", compared.sentence
 
 
+@pytest.mark.slow
 def test_a_wrong_stack_of_equal_parameters_is_paired_in_the_order_of_its_layers() -> None:
     ref = of_unrolled()
     wrong = partial(scanned, slope=0.3)
@@ -178,6 +182,7 @@ def by_example(params: Any, batch: Any) -> jax.Array:
     return (jax.vmap(jax.vmap(one))(batch["x"].reshape(2, 8, WIDTH)) ** 3).mean()
 
 
+@pytest.mark.slow
 def test_what_differs_is_compared_in_the_layout_of_what_agrees() -> None:
     params = {"w": KERNELS[:5]}
     changed = {"w": [*KERNELS[:3], -KERNELS[3], KERNELS[4]]}
@@ -213,6 +218,7 @@ def _scaled(*, port: bool, factor: float = 1.0) -> gs.Dump:
     return gs.capture(loss, params, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_constant_is_that_of_another_number_of_axes_of_one_though_all_gradients_differ() -> None:
     assert gs.compare(_scaled(port=False), _scaled(port=True))
     found = gs.compare(_scaled(port=False), _scaled(port=True, factor=1.2))

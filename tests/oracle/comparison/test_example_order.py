@@ -73,6 +73,7 @@ def reference() -> Dump:
     return _captured(BATCH)
 
 
+@pytest.mark.slow
 def test_a_batch_in_another_order_is_the_same_and_the_sentence_says_so(reference: Dump) -> None:
     moved = _moved("x", "labels")
     found = gs.compare(reference, _captured(moved))
@@ -88,6 +89,7 @@ def test_a_batch_in_another_order_is_the_same_and_the_sentence_says_so(reference
     assert np.array_equal(moved["x"][inverse], BATCH["x"])
 
 
+@pytest.mark.slow
 @sampled("fault", ["in", "merged"])
 def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference: Dump, fault: str) -> None:
     found = gs.compare(reference, _captured(_moved("x", "labels"), fault))
@@ -97,12 +99,14 @@ def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference
     assert "the batch has its examples in another order" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_program_may_take_the_examples_of_a_batch_in_another_order(reference: Dump) -> None:
     found = gs.compare(reference, _captured(BATCH, inside=("x", "labels")))
     assert found.verdict == "same", found.sentence
     assert found.sentence.endswith("; the candidate takes the examples of the batch in another order.")
 
 
+@pytest.mark.slow
 def test_gradients_tell_equal_examples_apart_where_a_program_takes_them_in_another_order() -> None:
     tokens, labels = np.array([3, 1, 3, 3, 0, 1, 2, 3]), np.array([0, 1, 1, 0, 1, 0, 0, 2])
     table, kernel = _draw(size=(4, 6)).astype(np.float32), _draw(size=(6, 3)).astype(np.float32)
@@ -126,11 +130,13 @@ def test_gradients_tell_equal_examples_apart_where_a_program_takes_them_in_anoth
     assert faulty.sentence.startswith("Forward first differs at `head`"), faulty.sentence
 
 
+@pytest.mark.slow
 def test_a_fault_is_at_its_layer_where_a_program_takes_the_examples_in_another_order(reference: Dump) -> None:
     found = gs.compare(reference, _captured(BATCH, "merged", inside=("x", "labels")))
     assert found.sentence.startswith("Forward first differs at `merged`"), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inside", "first"), [("x", "`in`"), ("labels", "`loss`")])
 def test_a_program_that_takes_one_input_in_another_order_differs(reference: Dump, inside: str, first: str) -> None:
     found = gs.compare(reference, _captured(BATCH, inside=(inside,)))
@@ -138,6 +144,7 @@ def test_a_program_that_takes_one_input_in_another_order_differs(reference: Dump
     assert "takes the examples" not in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moved", "stays"), [("x", "labels"), ("labels", "x")])
 def test_an_input_that_moved_alone_is_told_from_a_batch_in_another_order(
     reference: Dump, moved: str, stays: str
@@ -184,6 +191,7 @@ def test_labels_that_stay_where_their_examples_moved_are_a_difference(reference:
     assert found.first_divergence.forward.name == "loss"
 
 
+@pytest.mark.slow
 def test_inputs_that_moved_in_two_ways_or_changed_by_a_bit_prove_no_order(reference: Dump) -> None:
     apart = {**_moved("x"), "labels": np.array([1, 1, 0, 0, 1, 1], np.int32)}
     changed = _moved("x", "labels")
@@ -263,6 +271,7 @@ def test_a_fault_of_a_port_in_another_layout_is_told_in_another_order_of_the_exa
     assert f"Forward first differs at `{fault}`" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_batches_with_other_random_keys_are_compared() -> None:
     def captured(seed: int) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -47,6 +47,7 @@ def _dump(how: str) -> Dump:
     return captured((_penalised(how), WEIGHTS, X))
 
 
+@pytest.mark.slow
 def test_a_norm_of_weights_may_be_divided_by_behind_the_product() -> None:
     for one, other in (("", "behind the product"), ("behind the product", "")):
         found = gs.compare(_dump(one), _dump(other))

@@ -59,6 +59,7 @@ def positions() -> dict[str, Dump]:
     return {"none": _with_positions(()), "one": _with_positions((1,)), "all": _with_positions((EXAMPLES,))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), [("one", "all"), ("all", "one"), ("none", "all"), ("all", "none")])
 def test_positions_may_be_repeated_for_every_example(positions: dict[str, Dump], one: str, other: str) -> None:
     found = gs.compare(positions[one], positions[other])
@@ -74,6 +75,7 @@ def test_the_parameter_that_has_them_may_have_another_name() -> None:
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1,), (EXAMPLES,)])
 def test_other_positions_are_a_difference_where_they_are_made(positions: dict[str, Dump], shape: Any) -> None:
     wrong = _with_positions(shape, shift=1)
@@ -82,6 +84,7 @@ def test_other_positions_are_a_difference_where_they_are_made(positions: dict[st
         assert found.sentence.startswith("Forward first differs at `positions` (rel_l2 "), found.sentence
 
 
+@pytest.mark.slow
 def test_what_differs_between_examples_is_not_repeated() -> None:
     def captured(rows: int) -> Dump:
         def network(params: Any, x: Any) -> Any:
@@ -162,6 +165,7 @@ def test_a_small_bias_is_found_behind_a_layer_whose_values_are_rounded(seed: int
         assert found.sentence.startswith("Forward first differs at `head` "), found.sentence
 
 
+@pytest.mark.slow
 def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
     one = _with_head(bias_inside=True, factor_inside=True)
     for changed in ({"bias": 0.5}, {"bias": 0.0}):
@@ -171,6 +175,7 @@ def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
     assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
 
 
+@pytest.mark.slow
 @sampled("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
     def over_features(x: Any) -> Any:
@@ -206,6 +211,7 @@ def _with_one_output(*, inside: bool, factor: float = 1.0) -> Dump:
     return gs.capture(loss, PARAMS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 def test_an_axis_of_one_element_may_be_dropped_within_a_layer_or_behind_it(inside: bool) -> None:
     one = _with_one_output(inside=inside)
@@ -285,6 +291,7 @@ def _residual(*, scaled: bool, lost: float = 1.0) -> Dump:
     return _captured(network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_factor_may_be_that_of_a_residual_stream_or_of_its_branches(scaled: bool) -> None:
     one = _residual(scaled=scaled)
@@ -338,6 +345,7 @@ def test_a_factor_that_one_program_alone_has_is_told_though_norms_hide_it() -> N
     assert "Forward first differs at `embed` (rel_l2 1.0, made here; it is 2 times the reference's)" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_factor_that_one_program_alone_has_is_told_before_another_epsilon() -> None:
     names = ("embed", "one", "two", "head")
     one, other = (_residual_stream(names, inside=False, fault=fault) for fault in ("", "two_norm"))

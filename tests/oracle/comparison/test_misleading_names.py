@@ -99,6 +99,7 @@ def _blocks(block: str, dense: str, *, transposed: bool = False) -> Dump:
     return gs.capture(loss, {block: {"first": first, "second": second}, dense: last}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_a_block_in_one_program_and_a_layer_in_the_other_pairs_neither() -> None:
     reference = _blocks("down", "downsample")
     found = gs.compare(reference, _blocks("encode", "down"))
@@ -134,6 +135,7 @@ def _repeated(*, scanned: bool) -> Dump:
     return gs.capture(loss, stacked if scanned else layers, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_scope_that_returns_what_its_last_part_does_has_its_name_in_a_scanned_network() -> None:
     found = gs.compare(_repeated(scanned=True), _repeated(scanned=False))
     assert found.verdict == "same", found.sentence
@@ -162,6 +164,7 @@ def _encoder(*, scoped: bool, layers: int = 2) -> Dump:
     return gs.capture(loss, weights, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_scope_is_no_pair_with_a_layer_that_has_its_name_from_one_of_its_parameters() -> None:
     reference = _encoder(scoped=True)
     found = gs.compare(reference, _encoder(scoped=False))
@@ -193,6 +196,7 @@ def _called_after_parameters(*, scoped: bool, factor: float = 1.0) -> Dump:
     return gs.capture(loss, {"block": block, "head": _drawn(2, WIDTH, WIDTH)}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_block_is_not_that_of_its_first_product_which_is_called_after_its_parameters() -> None:
     reference = _called_after_parameters(scoped=True)
     found = gs.compare(reference, _called_after_parameters(scoped=False))
@@ -224,6 +228,7 @@ def _cell(*, cell_first: bool, forget: float = 0.0) -> Dump:
     return gs.capture(loss, weights, _drawn(6, 3, 2, WIDTH), origins=False)
 
 
+@pytest.mark.slow
 def test_outputs_of_a_loop_that_carries_its_values_in_another_order_are_the_same() -> None:
     found = gs.compare(_cell(cell_first=False), _cell(cell_first=True))
     assert found.verdict == "same", found.sentence
@@ -290,6 +295,7 @@ def _with_loss(*, inside: bool, fault: float = 1.0, stats_only: bool = False) ->
     return gs.capture(loss, weights, BATCH, stats_only=stats_only)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stats_only", [False, True])
 def test_a_loss_inside_the_last_layer_of_one_program_is_no_difference(stats_only: bool) -> None:
     behind, inside = (_with_loss(inside=each, stats_only=stats_only) for each in (False, True))
@@ -298,6 +304,7 @@ def test_a_loss_inside_the_last_layer_of_one_program_is_no_difference(stats_only
         assert "shape" not in gs.compare(one, other).sentence
 
 
+@pytest.mark.slow
 def test_a_fault_in_such_a_layer_is_one() -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_with_loss(inside=one), _with_loss(inside=other, fault=1.01))

@@ -41,6 +41,7 @@ def _apart(**changes: Any) -> Dump:
     return captured((_attention(transposed=False, packed=False), weights, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 def test_queries_that_share_keys_and_values_are_paired_with_their_packed_kernel(transposed: bool) -> None:
     joined = np.concatenate([QUERY, KEY, VALUE], axis=1)
@@ -73,6 +74,7 @@ def _biased(biases: Mapping[str, Any]) -> Dump:
     return captured((loss, {"layer": {"w": QUERY, **biases}}, X))
 
 
+@pytest.mark.slow
 def test_two_biases_are_one_where_they_add_up_to_it() -> None:
     one, two, third = (_draw(size=8).astype(np.float32) for _ in range(3))
     apart = _biased({"b_ih": one, "b_hh": two})
@@ -110,6 +112,7 @@ def _gated(*names: str, **biases: Any) -> Dump:
     return captured((loss, {"layer": {"w": QUERY, **biases}}, X))
 
 
+@pytest.mark.slow
 def test_two_joined_biases_are_one_for_each_gate_where_they_add_up_to_them() -> None:
     one, two = (_draw(size=8).astype(np.float32) for _ in range(2))
     apart = _gated(b_ih=one, b_hh=two)
@@ -224,6 +227,7 @@ def _reset_gated(
     return captured((loss, {"gru": {"ih": inputs, "hh": carried} | (biases if packed else apart)}, X))
 
 
+@pytest.mark.slow
 def test_biases_of_which_some_gates_add_both_are_one() -> None:
     packed = _reset_gated(packed=True)
     for one, other in ((packed, _reset_gated(packed=False)), (_reset_gated(packed=False), packed)):
@@ -267,6 +271,7 @@ def test_rows_of_zeros_are_both_terms_where_their_gradients_show_it(joined: bool
             assert found, found.sentence
 
 
+@pytest.mark.slow
 def test_a_bias_that_is_zero_but_for_one_gate_is_the_bias_of_that_gate() -> None:
     packed, apart = _reset_gated(packed=True, zeros=True), _reset_gated(packed=False, zeros=True)
     for one, other in ((packed, apart), (apart, packed)):
@@ -347,6 +352,7 @@ def _experts(*, stacked: bool, experts_first: bool = False, last: str = "") -> D
     return captured((loss, packed if stacked else {"blocks": apart}, X))
 
 
+@pytest.mark.slow
 @sampled("experts_first", [False, True])
 def test_experts_that_are_stacked_in_two_axes_are_paired_with_separate_ones(experts_first: bool) -> None:
     stacked, apart = _experts(stacked=True, experts_first=experts_first), _experts(stacked=False)
@@ -400,6 +406,7 @@ def _skips(*, packed: bool, slopes: tuple[float, ...] = (1.0, 1.0, 1.0), within:
     return captured((loss, joined if packed else SKIPS, X))
 
 
+@pytest.mark.slow
 def test_a_packed_layer_has_a_part_that_nothing_reads_and_that_is_none_elsewhere() -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_skips(packed=one), _skips(packed=other))

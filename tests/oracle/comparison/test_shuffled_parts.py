@@ -65,6 +65,7 @@ def _gru(*, ported: bool, after: bool = False) -> Dump:
     return gs.capture(loss, {name: own, "out": OUT}, {"x": X, "state": STATE}, origins=False)
 
 
+@pytest.mark.slow
 def test_gates_in_kernels_of_several_sizes_are_found_in_another_order() -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_gru(ported=one), _gru(ported=other))
@@ -115,6 +116,7 @@ def _lstm(*, ported: bool, bias: float = 1.0, forget: float = 1.0) -> Dump:
     return gs.capture(loss, {name: own, "out": OUT}, {"x": X, "state": (STATE, STATE[::-1].copy())}, origins=False)
 
 
+@pytest.mark.slow
 @sampled("bias", [1.0, 0.0])
 def test_the_one_kernel_and_bias_of_a_cell_are_those_of_the_two_with_other_gates_first(bias: float) -> None:
     for one, other in ((False, True), (True, False)):
@@ -183,6 +185,7 @@ def _heads(*, ported: bool, wrong: str = "", general: bool = False) -> Dump:
     return gs.capture(loss, weights, TOKENS, origins=False)
 
 
+@pytest.mark.slow
 @sampled("general", [False, True])
 def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_found(general: bool) -> None:
     for one, other in ((False, True), (True, False)):
@@ -192,6 +195,7 @@ def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_f
         assert names <= {row.name for row in found.rows if row.family == "activation" and row.status == "same"}
 
 
+@pytest.mark.slow
 @sampled(("wrong", "general"), [("scale", False), ("kernel", False), ("scale", True)])
 def test_a_wrong_one_of_such_projections_is_named(wrong: str, general: bool) -> None:
     found = gs.compare(_heads(ported=False), _heads(ported=True, wrong=wrong, general=general))
@@ -247,6 +251,7 @@ IMAGE = _draw(2, 2, 3, IN)
 PROJECTIONS = [_draw(IN, HEADS * EACH) for _ in "qkv"]
 
 
+@pytest.mark.slow
 def test_heads_that_are_side_by_side_in_a_convolution_of_single_positions_are_found() -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_attention_of_images(packed=one), _attention_of_images(packed=other))
@@ -281,6 +286,7 @@ def _packed(*, by_head: bool, scale: float = EACH**-0.5) -> Dump:
     return gs.capture(loss, {name: own, "o": PACKED["o"]}, TOKENS, origins=False)
 
 
+@pytest.mark.slow
 def test_a_packed_layer_may_have_its_heads_in_another_order_in_both_programs() -> None:
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_packed(by_head=one), _packed(by_head=other))
@@ -330,6 +336,7 @@ def _rotary(*, interleaved: bool, kernels: bool, factor: float = 1.0) -> Dump:
     return gs.capture(loss, {name: kernel.T.copy() for name, kernel in own.items()}, TOKENS, origins=False)
 
 
+@pytest.mark.slow
 def test_pairs_of_features_that_rotary_positions_rotate_may_be_side_by_side_or_in_halves() -> None:
     halves = _rotary(interleaved=False, kernels=False)
     for one, other in (
@@ -341,6 +348,7 @@ def test_pairs_of_features_that_rotary_positions_rotate_may_be_side_by_side_or_i
         assert all(row.compared for row in found.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [False, True])
 def test_rotary_positions_of_another_kind_than_the_kernels_are_a_fault(kernels: bool) -> None:
     found = gs.compare(_rotary(interleaved=False, kernels=False), _rotary(interleaved=not kernels, kernels=kernels))

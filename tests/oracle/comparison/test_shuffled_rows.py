@@ -166,6 +166,7 @@ def test_rows_in_another_order_than_what_is_read_differ(faulty: dict[str, bool])
         assert found.first_divergence.forward.name == ("joined" if joined and "upper" in faulty else "dense")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 def test_rows_in_the_order_of_what_a_cell_reads_are_the_same_where_its_output_has_an_axis_more(moved: bool) -> None:
     kernel, start = _draw(size=(7, 3)), _draw(size=(2, 3))

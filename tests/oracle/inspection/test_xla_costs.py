@@ -34,6 +34,7 @@ def counted_by_xla(function: Any, *args: Any) -> float:
     return analysis["flops"] + analysis.get("transcendentals", 0.0)
 
 
+@pytest.mark.slow
 @sampled("name", MODELS)
 def test_a_models_flops_are_those_of_the_compiled_program(name: str) -> None:
     model = MODELS[name]
@@ -58,6 +59,7 @@ def test_a_scanned_model_costs_what_it_does_unrolled() -> None:
     assert scanned["parameters"] == unrolled["parameters"]
 
 
+@pytest.mark.slow
 def test_a_resnet50_has_its_four_billion_multiply_adds() -> None:
     model = resnet50.ResNet()
     totals: Any = inspect_loss(model.loss, *shapes(model, 1)).totals
@@ -65,6 +67,7 @@ def test_a_resnet50_has_its_four_billion_multiply_adds() -> None:
     assert totals["flops"] / 2 == pytest.approx(4.1e9, rel=0.03)  # torchvision's 4.09 count padding, these do not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

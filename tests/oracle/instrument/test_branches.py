@@ -33,6 +33,7 @@ def zero(weight: Any, x: Any) -> Any:
     return layer("zero", jnp.zeros_like, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [True, False])
 def test_of_two_branches_the_one_taken_is_recorded(taken: bool) -> None:
     def loss(weight: Any, batch: Any) -> Any:
@@ -50,6 +51,7 @@ def test_of_two_branches_the_one_taken_is_recorded(taken: bool) -> None:
     assert other.gradient is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [-5, 0, 1, 2, 7])
 def test_of_several_branches_the_one_taken_is_recorded(index: int) -> None:
     """An index beyond the branches takes the nearest, as `switch` has it."""
@@ -64,6 +66,7 @@ def test_of_several_branches_the_one_taken_is_recorded(index: int) -> None:
     assert [name for name in names if observation.seen[name].activation is not None] == taken
 
 
+@pytest.mark.slow
 def test_a_layer_in_both_branches_is_two_layers() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch
@@ -78,6 +81,7 @@ def test_a_layer_in_both_branches_is_two_layers() -> None:
         assert observation.seen[not_run].activation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outer", "inner"), [(True, True), (True, False), (False, True)])
 def test_branches_nest(outer: bool, inner: bool) -> None:
     def loss(weight: Any, batch: Any) -> Any:
@@ -107,6 +111,7 @@ def test_branches_nest(outer: bool, inner: bool) -> None:
     assert ran == ({"outer", "outer/inner", leaf} if outer else {"outer", "outer/zero"})
 
 
+@pytest.mark.slow
 def test_a_branch_inside_a_scan_is_taken_or_not_in_every_iteration() -> None:
     flags = jnp.array([True, False, False, True])
 
@@ -128,6 +133,7 @@ def test_a_branch_inside_a_scan_is_taken_or_not_in_every_iteration() -> None:
     assert ran == {"blocks[0]/curved", "blocks[1]/straight", "blocks[2]/straight", "blocks[3]/curved"}
 
 
+@pytest.mark.slow
 def test_a_scan_inside_a_branch() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch
@@ -149,6 +155,7 @@ def test_a_scan_inside_a_branch() -> None:
     assert [observation.seen[f"step[{iteration}]"].activation for iteration in range(3)] == [None, None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [0, 1, 3])
 def test_branches_and_while_loops_inside_each_other(iterations: int) -> None:
     def loss(weight: Any, batch: Any) -> Any:
@@ -185,6 +192,7 @@ def test_a_branch_that_is_checkpointed_and_one_that_is_jitted() -> None:
     check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(False)))
 
 
+@pytest.mark.slow
 def test_a_batched_branch_is_a_selection_and_both_sides_run() -> None:
     def loss(weight: Any, x: Any) -> Any:
         one = lambda row: jax.lax.cond(row.sum() > 0, curved, straight, weight, row)  # noqa: E731
@@ -197,6 +205,7 @@ def test_a_batched_branch_is_a_selection_and_both_sides_run() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_a_program_mapped_over_flags_states_row_by_row_what_ran() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch
@@ -210,6 +219,7 @@ def test_a_program_mapped_over_flags_states_row_by_row_what_ran() -> None:
     assert executed == {"straight": [False, True, False], "curved": [True, False, True]}
 
 
+@pytest.mark.slow
 def test_keys_and_flags_made_in_branches() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, key, flag = batch

@@ -29,6 +29,7 @@ def dense(weights: dict[str, Any], x: Any) -> Any:
 # --- jit ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_jitted_function_is_looked_into() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         @jax.jit
@@ -132,6 +133,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 def test_a_checkpointed_function_is_looked_into(policy: Any) -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
@@ -148,6 +150,7 @@ def test_a_checkpointed_function_is_looked_into(policy: Any) -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 def test_a_checkpoint_recomputes_what_its_policy_says(policy: Any) -> None:
     def loss(weights: Any, x: Any) -> Any:
@@ -216,6 +219,7 @@ CUSTOM_RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CUSTOM_RULES.values(), ids=CUSTOM_RULES.keys())
 def test_a_custom_rule_is_kept_right_or_wrong(function: Any) -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
@@ -252,6 +256,7 @@ settled.defvjp(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transformed", [settled, jax.checkpoint(settled), jax.vmap(settled, (None, 0))])
 def test_a_loop_inside_a_custom_rule_shows_its_last_iteration_and_the_rule_makes_the_outputs(transformed: Any) -> None:
     def loss(weights: Any, x: Any) -> Any:
@@ -299,6 +304,7 @@ def test_a_function_with_side_effects_and_a_rule_runs_once() -> None:
 NN = {function.__name__: function for function in (jax.nn.relu, jax.nn.softmax, jax.nn.logsumexp, jnp.sort)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", NN.values(), ids=NN.keys())
 def test_functions_with_rules_of_their_own(function: Any) -> None:
     def loss(weights: Any, x: Any) -> Any:
@@ -313,6 +319,7 @@ def test_functions_with_rules_of_their_own(function: Any) -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
 
 
+@pytest.mark.slow
 def test_an_implicit_root() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         made = layer("dense", dense, weights, x, probe=probe)
@@ -351,6 +358,7 @@ def test_scopes_inside_a_vmapped_function() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_a_gradient_taken_inside_the_loss() -> None:
     """A gradient penalty: the inner backward pass is part of the outer forward pass."""
 
@@ -378,6 +386,7 @@ def test_a_gradient_of_a_transformed_function_inside_the_loss(inner: Any) -> Non
     check(loss, WEIGHTS, INPUTS, exactly=False)
 
 
+@pytest.mark.slow
 def test_a_jacobian_taken_forward_inside_the_loss() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         return (layer("jacobian", jax.jacfwd(lambda row: jnp.tanh(row @ weights["w"])), x[0], probe=probe) ** 2).sum()
@@ -385,6 +394,7 @@ def test_a_jacobian_taken_forward_inside_the_loss() -> None:
     check(loss, WEIGHTS, INPUTS)
 
 
+@pytest.mark.slow
 def test_a_scan_differentiated_inside_the_loss() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         def energy(row: Any) -> Any:
@@ -449,6 +459,7 @@ def test_a_host_callback_inside_a_layer() -> None:
 # --- transformations around the observing program ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_program_may_be_mapped() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         x = layer("first", dense, weights, x, probe=probe)
@@ -467,6 +478,7 @@ def test_a_program_may_be_mapped() -> None:
             assert_close(mapped.cotangents[at][number], plain_values[name].gradient)
 
 
+@pytest.mark.slow
 def test_a_program_may_be_differentiated_and_its_arguments_donated() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return layer("dense", dense, weights, x).sum()
@@ -495,6 +507,7 @@ def test_a_program_is_not_changed_by_running_it() -> None:
     assert all(bits(one) == bits(other) for one, other in leaves)
 
 
+@pytest.mark.slow
 def test_constants_closed_over() -> None:
     table = np.linspace(-1, 1, 300, dtype=np.float32).reshape(100, 3)
 
@@ -529,6 +542,7 @@ def in_kernel(x: Any) -> Any:
 in_kernel.defvjp(lambda x: (in_kernel(x), in_kernel(x)), lambda made, arriving: (made * arriving,))
 
 
+@pytest.mark.slow
 def test_a_kernel_of_pallas_has_the_gradient_of_its_rule() -> None:
     dump = gs.capture(lambda x: layer("kernel", in_kernel, x).sum(), INPUTS, ops=True)
     assert_close(dump["param_grad/value"], jnp.exp(INPUTS))

@@ -26,6 +26,7 @@ def measure(request):
     return lambda array: core_numbers(np.asarray(measured(jnp.asarray(array))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_numbers_are_those_of_numpy_in_float64(measure, shape):
     values = np.random.default_rng(0).normal(3, 2, shape).astype(np.float32)
@@ -49,6 +50,7 @@ def test_squares_neither_overflow_nor_vanish(measure):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * wide.std())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
 def test_those_of_several_tensors_together_are_those_of_all_elements(scale):
     parts = [(np.random.default_rng(n).normal(n, 1 + n, 500) * scale).astype(np.float32) for n in range(3)]
@@ -72,6 +74,7 @@ def test_a_large_mean_does_not_drown_a_small_spread(measure):
     assert measure(values).std == pytest.approx(values.astype(np.float64).std(), rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [(0, -1), (0, 10_000), (10_000, -1)])
 def test_nor_does_it_where_its_ends_are_not_finite(measure, at):
     values = (1e6 + np.random.default_rng(1).normal(size=20_000)).astype(np.float32)
@@ -80,6 +83,7 @@ def test_nor_does_it_where_its_ends_are_not_finite(measure, at):
     assert measure(values).std == pytest.approx(known.std(), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_counts_beyond_what_float32_can_count_are_exact(measure):
     many = 2**24 + 3
     numbers = measure(np.zeros(many, np.int8).astype(jnp.float16))
@@ -91,6 +95,7 @@ def test_a_float16_tensor_of_large_values_does_not_overflow(measure):
     assert measure(values).rms == pytest.approx(6e4, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float4_e2m1fn"])
 def test_narrow_floats_are_measured_as_they_are(measure, dtype):
     numbers = measure(jnp.array([2.0, -1.0, 0.0, -0.0], dtype))

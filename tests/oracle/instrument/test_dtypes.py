@@ -29,6 +29,7 @@ INPUTS = evenly(-1.0, 2.0, 4, 3)
 WEIGHTS = evenly(-1.0, 1.0, 3, 3)
 
 
+@pytest.mark.slow
 @sampled("dtype", ["bfloat16", "float16"])
 def test_a_network_of_one_dtype(dtype: str) -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
@@ -38,6 +39,7 @@ def test_a_network_of_one_dtype(dtype: str) -> None:
     check(loss, WEIGHTS.astype(dtype), INPUTS.astype(dtype))
 
 
+@pytest.mark.slow
 def test_a_network_in_double_precision(x64: None) -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         x = layer("first", lambda: jnp.tanh(x @ weight), probe=probe)
@@ -67,6 +69,7 @@ def test_a_float8_layer() -> None:
     assert observation.seen["low"].activation.dtype == observation.seen["low"].gradient.dtype == jnp.float8_e4m3fn
 
 
+@pytest.mark.slow
 def test_complex_layers() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         spectrum = layer("fft", jnp.fft.rfft, x @ weight, probe=probe)
@@ -77,6 +80,7 @@ def test_complex_layers() -> None:
     assert observation.seen["filter"].gradient.dtype == np.complex64
 
 
+@pytest.mark.slow
 def test_complex_parameters() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         return layer("product", lambda: x.astype(jnp.complex64) @ weight, probe=probe).real.sum()
@@ -84,6 +88,7 @@ def test_complex_parameters() -> None:
     check(loss, WEIGHTS.astype(jnp.complex64) * jnp.complex64(1 + 1j), INPUTS)
 
 
+@pytest.mark.slow
 def test_integer_and_boolean_outputs_have_no_gradients() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         index = layer("index", lambda: jnp.argmax(x @ weight, axis=1), probe=probe)
@@ -97,6 +102,7 @@ def test_integer_and_boolean_outputs_have_no_gradients() -> None:
     assert observation.seen["flags"].gradient is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 def test_keys_are_made_split_and_used_inside_layers(make: Any) -> None:
     def loss(weight: Any, x: Any, key: Any) -> Any:
@@ -117,6 +123,7 @@ def test_keys_are_made_split_and_used_inside_layers(make: Any) -> None:
     assert observation.seen["split.0"].gradient is None
 
 
+@pytest.mark.slow
 def test_a_key_made_from_a_seed_inside_the_loss_and_scanned_over() -> None:
     def loss(weight: Any, x: Any) -> Any:
         keys = layer("keys", lambda: jax.random.split(jax.random.key(0), 3))
@@ -142,6 +149,7 @@ def test_integer_parameters_are_not_differentiated() -> None:
     np.testing.assert_array_equal(observation.params["table"], [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
 
 
+@pytest.mark.slow
 def test_gradients_of_integers_requested_inside_the_loss() -> None:
     """`float0`, the dtype of a gradient that cannot exist, may be a value of the trace."""
 
@@ -156,6 +164,7 @@ def test_gradients_of_integers_requested_inside_the_loss() -> None:
     check_gradients(loss, WEIGHTS, INPUTS)
 
 
+@pytest.mark.slow
 def test_empty_arrays_and_scalars() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         empty = layer("empty", lambda: x[:0] @ weight, probe=probe)
@@ -167,6 +176,7 @@ def test_empty_arrays_and_scalars() -> None:
     assert observation.seen["scalar"].activation.shape == ()
 
 
+@pytest.mark.slow
 def test_weakly_typed_values_in_every_kind_of_frame() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag, iterations = batch
@@ -216,6 +226,7 @@ def test_a_layer_whose_output_is_constant() -> None:
     np.testing.assert_array_equal(observation.seen["made"].gradient, [0, 8, 16])
 
 
+@pytest.mark.slow
 def test_values_used_several_times_and_updated_in_place() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         made = layer("made", lambda: x @ weight, probe=probe)

@@ -84,6 +84,7 @@ PARAMS = {"w": jnp.asarray(NORMAL[:12].reshape(4, 3), jnp.float32)}
 INPUTS = jnp.asarray(NORMAL[:24].reshape(6, 4), jnp.float32)
 
 
+@pytest.mark.slow
 def test_a_step_has_the_tier_that_is_requested_and_saves_it(tmp_path: Path) -> None:
     (_, tensors) = gs.value_and_grad(loss, observe="tensors")(PARAMS, INPUTS)
     (value, grads), seen = jax.jit(gs.value_and_grad(loss, tier="full"))(PARAMS, INPUTS)
@@ -102,6 +103,7 @@ def test_a_step_has_the_tier_that_is_requested_and_saves_it(tmp_path: Path) -> N
     assert (core_tier.p50, core_tier.underflow) == (None, {})
 
 
+@pytest.mark.slow
 def test_it_composes_with_vmap_and_scan() -> None:
     step = gs.value_and_grad(loss, tier="full")
     mapped = jax.vmap(step, in_axes=(None, 0))(PARAMS, INPUTS[:, None])[1]["activation/dense"]

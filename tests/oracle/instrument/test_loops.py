@@ -61,6 +61,7 @@ def test_a_scan_is_its_unrolled_twin_iteration_by_iteration(options: dict[str, A
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_a_reverse_scan_numbers_its_iterations_by_place_and_not_by_time() -> None:
     def loss(weights: Any, x: Any) -> Any:
         last, made = scanned(weights, x, reverse=True)
@@ -73,6 +74,7 @@ def test_a_reverse_scan_numbers_its_iterations_by_place_and_not_by_time() -> Non
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 @sampled("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["no-policy", "dots"])
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:
@@ -95,6 +97,7 @@ def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_scans_nest() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def inner(carry: Any, factor: Any) -> Any:
@@ -118,6 +121,7 @@ def test_scans_nest() -> None:
     check(loss, WEIGHTS[:2], INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_nested_scans_without_a_scope_between_add_up_their_iterations() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def inner(carry: Any, factor: Any) -> Any:
@@ -144,6 +148,7 @@ def test_a_scan_of_no_iterations_has_no_records() -> None:
     assert set(observe(loss, WEIGHTS, INPUTS).seen) == {"blocks"}
 
 
+@pytest.mark.slow
 def test_a_scan_of_one_iteration_is_numbered_all_the_same() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return (scanned(weights[:1], x)[0] ** 2).sum()
@@ -155,6 +160,7 @@ def test_a_scan_of_one_iteration_is_numbered_all_the_same() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def block(carry: Any, _: None) -> Any:
@@ -170,6 +176,7 @@ def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
+@pytest.mark.slow
 def test_a_map_and_a_vectorised_map() -> None:
     def loss(weights: Any, x: Any) -> Any:
         mapped = jax.lax.map(lambda row: layer("row", attend, weights[0], row), x)
@@ -183,6 +190,7 @@ def test_a_map_and_a_vectorised_map() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
 
 
+@pytest.mark.slow
 def test_an_associative_scan_and_cumulative_operations() -> None:
     def loss(weights: Any, x: Any, probe: Probe = lambda _, value: value) -> Any:
         x = layer("associative", partial(jax.lax.associative_scan, jnp.multiply), x, probe=probe)
@@ -191,6 +199,7 @@ def test_an_associative_scan_and_cumulative_operations() -> None:
     check(loss, WEIGHTS, INPUTS, stepwise=False)
 
 
+@pytest.mark.slow
 def test_gradients_accumulate_over_the_iterations_that_read_one_value() -> None:
     def loss(weights: Any, x: Any) -> Any:
         shared = layer("shared", attend, weights[0], x)
@@ -239,6 +248,7 @@ def looping(weights: Any, batch: Any) -> Any:
     return (layer("dense", attend, weights[1], x) * made).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_a_while_loop_shows_its_last_iteration(iterations: int) -> None:
     observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(iterations)))
@@ -258,6 +268,7 @@ def test_a_while_loop_of_no_iterations_has_nothing_to_show() -> None:
     assert_close(observation.seen["loop"].activation, INPUTS)
 
 
+@pytest.mark.slow
 def test_iterations_are_counted_for_every_while_loop_around_a_value() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, iterations = batch
@@ -275,6 +286,7 @@ def test_iterations_are_counted_for_every_while_loop_around_a_value() -> None:
     assert_close(observation.seen["outer[2]/loop[2]/step"].activation, expected_value)
 
 
+@pytest.mark.slow
 def test_a_while_loop_inside_a_scan_counts_its_iterations_in_each() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, iterations = batch
@@ -301,6 +313,7 @@ def test_a_while_loop_inside_a_scan_counts_its_iterations_in_each() -> None:
         x = attend(WEIGHTS[block], x) * made
 
 
+@pytest.mark.slow
 def test_a_scan_inside_a_while_loop_shows_every_iteration_of_the_last() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, iterations = batch
@@ -320,6 +333,7 @@ def test_a_scan_inside_a_while_loop_shows_every_iteration_of_the_last() -> None:
             assert_close(observation.seen[f"outer[1]/inner[{iteration - 4}]/attn"].activation, x)
 
 
+@pytest.mark.slow
 def test_a_while_loop_whose_rows_end_at_different_iterations_shows_the_last_of_all() -> None:
     inputs, limits = evenly(0.1, 2.0, 3, 3), jnp.array([9.0, 40.0, -1.0])
 
@@ -346,6 +360,7 @@ def test_a_while_loop_whose_rows_end_at_different_iterations_shows_the_last_of_a
     assert shown.gradient is None
 
 
+@pytest.mark.slow
 def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
     def loss(weights: Any, x: Any) -> Any:
         limit = jax.lax.stop_gradient(jnp.abs(x).sum())
@@ -398,6 +413,7 @@ def test_an_input_that_the_host_prepares_has_no_gradient_and_disturbs_none() -> 
     assert_close(observation.seen["host"].activation, jnp.sin(INPUTS * 2))
 
 
+@pytest.mark.slow
 def test_a_while_loop_carries_keys_and_flags() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, key, iterations = batch
@@ -418,6 +434,7 @@ def test_a_while_loop_carries_keys_and_flags() -> None:
     assert observation.seen["flip[2]"].activation.dtype == bool
 
 
+@pytest.mark.slow
 def test_loops_inside_a_vmapped_function() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, iterations = batch

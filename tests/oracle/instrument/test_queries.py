@@ -47,6 +47,7 @@ def same(found: Any, expected: Any) -> None:
 # --- feeding -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fed_value_is_gone_on_with_and_what_lies_behind_it_has_no_part() -> None:
     injected = jnp.full((5, 4), 0.25)
     dump = capture(feed={"hidden": injected})
@@ -63,6 +64,7 @@ def test_a_fed_value_is_gone_on_with_and_what_lies_behind_it_has_no_part() -> No
     assert dump.manifest.provenance["fragment"]["inputs"] == ["label"]
 
 
+@pytest.mark.slow
 def test_a_fed_argument_takes_the_place_of_the_batchs() -> None:
     x = -BATCH["x"]
     dump = capture(feed={"x": x})
@@ -84,6 +86,7 @@ def test_a_fed_gradient_is_the_signal_and_the_loss_is_not_run() -> None:
     assert dump.manifest.provenance["fragment"]["inputs"] == ["x"]
 
 
+@pytest.mark.slow
 def test_a_fed_gradient_leaves_other_ways_to_the_loss_alone() -> None:
     def both(params: Any, batch: Any) -> Any:
         h = hidden(params, batch["x"])
@@ -99,6 +102,7 @@ def test_a_fed_gradient_leaves_other_ways_to_the_loss_alone() -> None:
     same(dump.loss, both(PARAMS, BATCH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iteration", [0, 2])
 def test_one_iteration_of_a_loop_may_be_fed(iteration: int) -> None:
     def looped(params: Any, batch: Any, injected: Any = None) -> Any:
@@ -189,6 +193,7 @@ def test_what_cannot_be_requested_is_refused_in_a_sentence(options: Any, problem
         capture(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", [False, True])
 def test_what_a_loop_of_no_iterations_makes_is_not_run(ops: bool) -> None:
     def loss(weight: Any, x: Any) -> Any:

@@ -37,6 +37,7 @@ def dense(weight: Any, x: Any) -> Any:
 SHARDS = min(len(jax.devices()), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "check_vma"), sorted({(1, True), (SHARDS, True), (SHARDS, False)}))
 def test_a_layer_in_every_shard(shards: int, check_vma: bool) -> None:
     """The weight is replicated, the input split, the output split."""
@@ -63,6 +64,7 @@ def test_a_layer_in_every_shard(shards: int, check_vma: bool) -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
+@pytest.mark.slow
 def test_a_sum_over_shards() -> None:
     """What is the same in all shards has in each of them the whole gradient."""
 
@@ -85,6 +87,7 @@ def test_a_sum_over_shards() -> None:
         assert_close(seen[f"total[{shard}]"].gradient, seen["total[0]"].gradient)
 
 
+@pytest.mark.slow
 def test_what_moves_between_shards() -> None:
     iteration = [(shard, (shard + 1) % SHARDS) for shard in range(SHARDS)]
 
@@ -105,6 +108,7 @@ def test_what_moves_between_shards() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
+@pytest.mark.slow
 def test_the_largest_of_all_shards_has_no_derivative_and_needs_none() -> None:
     """The logarithm of a sum over columns that are divided: the maximum keeps it finite, and is no part of it."""
     shards = math.gcd(SHARDS, 2)
@@ -129,6 +133,7 @@ def test_the_largest_of_all_shards_has_no_derivative_and_needs_none() -> None:
     assert_close(loss(WEIGHTS, INPUTS), plain)
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_split_and_an_input_that_is_not() -> None:
     shards = math.gcd(SHARDS, 2)
 
@@ -148,6 +153,7 @@ def test_a_weight_that_is_split_and_an_input_that_is_not() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_loops_and_branches_inside_a_shard(check_vma: bool) -> None:
     def loss(weight: Any, x: Any) -> Any:
@@ -183,6 +189,7 @@ def test_loops_and_branches_inside_a_shard(check_vma: bool) -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False)
 
 
+@pytest.mark.slow
 def test_a_sharded_map_inside_a_scan() -> None:
     def loss(weight: Any, x: Any) -> Any:
         specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
@@ -217,6 +224,7 @@ def test_a_map_over_one_of_two_axes_and_another_within() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_in_every_shard() -> None:
     """The loss knows of no mesh: what a training step does that is sharded as a whole."""
 
@@ -259,6 +267,7 @@ def looped(x: Any) -> Any:
     return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: layer("grow", lambda: x + 1), x)
 
 
+@pytest.mark.slow
 @sampled("function", LOSSES.values(), ids=LOSSES.keys())
 def test_sharding_that_is_part_of_types(function: Any) -> None:
     """Under a mesh with explicit axes branches, loops and backward rules agree on types only if shardings agree."""
@@ -339,6 +348,7 @@ def test_collectives_are_listed_with_their_axes_and_layers() -> None:
     assert all(each.source and each.source.startswith("test_sharding.py:") for each in manifest.collectives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["explicit", "manual"])
 def test_a_layer_that_is_fed_has_the_type_of_what_is_not_computed(split: str) -> None:
     """What only the layer reads is not computed, and zeros replace it."""
@@ -361,6 +371,7 @@ def two_layers(weight: Any, x: Any) -> Any:
     return layer("head", dense, weight, layer("fed", dense, weight, x))
 
 
+@pytest.mark.slow
 def test_gradients_of_a_whole_sharded_network() -> None:
     def loss(weight: Any, x: Any) -> Any:
         def shard(weight: Any, x: Any) -> Any:
@@ -416,6 +427,7 @@ def test_shards_that_have_one_value_are_run_by_themselves(factor: float, wrong: 
     assert len(found.rows) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_terms_of_what_a_shard_makes_and_of_what_all_shards_are_handed(check_vma: bool) -> None:
     def one_shard(weight: Any, x: Any) -> Any:

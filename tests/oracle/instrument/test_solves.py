@@ -56,11 +56,13 @@ def twin(weight: Any, x: Any, probe: Probe) -> Any:
     return probe("loss", (solution**2).sum())
 
 
+@pytest.mark.slow
 def test_the_operations_of_a_solver_are_observed_and_change_no_bit() -> None:
     observation = check(loss, WEIGHTS, INPUTS, twin=twin)
     assert {"solved/precondition", "solved/first", "solved/second"} <= observation.seen.keys()
 
 
+@pytest.mark.slow
 def test_gradients_go_around_the_solver_and_not_through_it() -> None:
     def unrolled(weight: Any) -> Any:
         return (richardson(lambda x: matrix_of(weight) @ x, jnp.tanh(INPUTS.sum(axis=0))) ** 2).sum()
@@ -77,10 +79,12 @@ def test_gradients_go_around_the_solver_and_not_through_it() -> None:
         assert "whose derivative is another solve" in line.detail
 
 
+@pytest.mark.slow
 def test_terms_of_a_solve_sum_to_gradients() -> None:
     assert_sums(gs.capture(loss, WEIGHTS, INPUTS, ops="inputs", terms=True))
 
 
+@pytest.mark.slow
 def test_a_guess_gets_no_gradient_and_the_linear_map_does() -> None:
     def guessed(weight: Any, x: Any) -> Any:
         matrix, right = matrix_of(weight), x.sum(axis=0)
@@ -101,6 +105,7 @@ def test_a_guess_gets_no_gradient_and_the_linear_map_does() -> None:
     assert found <= {"disconnected", "non-differentiable", None}  # None: another name of a value with a line of its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_what_a_solver_returns_beside_the_solution_is_returned(symmetric: bool) -> None:
     def with_aux(weight: Any, x: Any) -> Any:
@@ -121,6 +126,7 @@ def test_what_a_solver_returns_beside_the_solution_is_returned(symmetric: bool) 
     assert dump["aux/steps"] == 1
 
 
+@pytest.mark.slow
 def test_a_solve_in_every_construct() -> None:
     def nested(weight: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:
@@ -134,6 +140,7 @@ def test_a_solve_in_every_construct() -> None:
     check_gradients(nested, WEIGHTS, INPUTS)
 
 
+@pytest.mark.slow
 def test_gradients_of_each_example_of_a_solve() -> None:
     def batched(weight: Any, x: Any) -> Any:
         return (solved(richardson, weight, jnp.tanh(x.mean(axis=0))) ** 2).sum()
@@ -143,6 +150,7 @@ def test_gradients_of_each_example_of_a_solve() -> None:
         assert_close(gradient, jax.grad(batched)(WEIGHTS, row[None]))
 
 
+@pytest.mark.slow
 def test_a_value_and_gradient_that_is_differentiated_again_is_what_jax_computes() -> None:
     def of(differentiate: Any) -> Any:
         return jax.jit(jax.grad(lambda weight: (differentiate(weight) ** 2).sum()))(WEIGHTS)
@@ -182,6 +190,7 @@ def on_the_host(x: Any) -> Any:
     return jax.pure_callback(lambda x: SYMMETRIC @ np.asarray(x), x, x, vmap_method="sequential")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("matvec", [with_own_rule, on_the_host])
 def test_a_symmetric_map_that_jax_cannot_transpose_is_solved_all_the_same(matvec: Any, batched: bool) -> None:

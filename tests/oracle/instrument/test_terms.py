@@ -74,6 +74,7 @@ def check(
     return dump
 
 
+@pytest.mark.slow
 def test_the_skip_and_the_residual_branch_apart() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         h = layer("first", dense, weight, x)
@@ -89,6 +90,7 @@ def test_the_skip_and_the_residual_branch_apart() -> None:
     assert entry.site.source.startswith("test_terms.py:")
 
 
+@pytest.mark.slow
 def test_an_operation_that_reads_a_value_twice_uses_it_twice() -> None:
     factors = np.arange(18.0).reshape(6, 3)
 
@@ -108,6 +110,7 @@ def test_an_operation_that_reads_a_value_twice_uses_it_twice() -> None:
     )
 
 
+@pytest.mark.slow
 def test_where_has_a_term_for_each_side() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         h = layer("first", dense, weight, x)
@@ -119,6 +122,7 @@ def test_where_has_a_term_for_each_side() -> None:
     np.testing.assert_array_equal(dump["term/choice/select_n.2"] != 0, INPUTS > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
 def test_a_call_uses_nothing_itself_but_what_it_runs_does(wrap: Callable[[Any], Any]) -> None:
     def inner(h: Any, probe: Probe) -> Any:
@@ -167,6 +171,7 @@ def test_what_a_scan_carries_is_used_by_its_iterations_as_if_unrolled() -> None:
     check(loss, weights, INPUTS, uses, twin=twin)
 
 
+@pytest.mark.slow
 def test_what_iterations_hand_out_to_be_stacked_is_used_by_that() -> None:
     def loss(weight: Any, x: Any) -> Any:
         def iteration(h: Any, row: Any) -> Any:
@@ -192,6 +197,7 @@ def test_what_iterations_hand_out_to_be_stacked_is_used_by_that() -> None:
     check(loss, WEIGHTS[0], INPUTS, uses, twin=twin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_branch_uses_what_it_is_handed_as_one_and_what_it_makes_by_itself(taken: bool) -> None:
     def curved(h: Any, probe: Probe) -> Any:
@@ -219,6 +225,7 @@ def test_a_branch_uses_what_it_is_handed_as_one_and_what_it_makes_by_itself(take
     assert sorted(not_executed) == ([] if taken else ["cond/branch1.0", "sin.0"])
 
 
+@pytest.mark.slow
 @sampled(
     ("name", "positions", "operation"),
     [
@@ -327,6 +334,7 @@ def test_where_a_while_loop_bars_one_way_the_other_terms_are_there() -> None:
     assert_sums(dump)
 
 
+@pytest.mark.slow
 def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     """Nested scans in a branch in a jit, checkpointed, with a weight that all of them share."""
 

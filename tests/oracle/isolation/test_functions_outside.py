@@ -36,6 +36,7 @@ def _loss(inside: str, behind: str, sign: float = 1.0) -> Loss:
     return loss
 
 
+@pytest.mark.slow
 @sampled(
     ("reference", "candidate"),
     [
@@ -61,6 +62,7 @@ def test_what_reads_a_value_on_another_side_of_a_function_is_not_judged() -> Non
     assert wrong(behind) == ["first", "head"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["relu", "gelu", "silu"])
 def test_a_function_behind_a_layer_is_no_difference_whatever_the_layer_behind_applies(function: str) -> None:
     one, other = (gs.capture(_loss(*each), WEIGHTS, BATCH, origins=False) for each in ((function, ""), ("", function)))

@@ -20,6 +20,7 @@ from tests.oracle.isolation.isolating import isolated, of_losses, wrong
 from tests.support.data import drawn, evenly
 
 
+@pytest.mark.slow
 def test_every_layer_is_judged_forward_and_backward() -> None:
     reference = faulty.capture()
     found = isolated(reference, reference, faulty.with_fault(""), faulty.variables(), faulty.batch())
@@ -50,6 +51,7 @@ VARIABLES = {"w": evenly(-1.0, 1.0, 3, 4)}
 BATCH = {"x": evenly(0.2, 1.0, 2, 3)}
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_the_layers_own_function_at_the_references_values() -> None:
     """A layer by hand: its output, and `jax.vjp` of it, at what the reference has."""
 
@@ -102,6 +104,7 @@ def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
 STACKED = {"w": drawn(0, 4, 3, 3, scale=0.3)}
 
 
+@pytest.mark.slow
 def test_one_iteration_of_a_scan_is_one_row() -> None:
     found = of_losses(looped, lambda params, batch: looped(params, batch, fault=True), STACKED, BATCH)
     assert wrong(found) == ["block[2]/act"]
@@ -127,6 +130,7 @@ def unrolled(params: Any, batch: Any) -> Array:
         return jnp.cos(x).mean()
 
 
+@pytest.mark.slow
 def test_a_candidate_of_another_layout_runs_on_the_references_parameters_in_its_own() -> None:
     apart = {"w": {str(iteration): STACKED["w"][iteration] for iteration in range(4)}}
     one, other = gs.capture(looped, STACKED, BATCH), gs.capture(unrolled, apart, BATCH)
@@ -146,6 +150,7 @@ def forked(params: Any, batch: Any, *, fault: bool = False) -> Array:
         return (left * right).sum()
 
 
+@pytest.mark.slow
 def test_a_wrong_sum_of_cotangents_is_one_row_that_names_all_who_made_it() -> None:
     found = of_losses(forked, lambda params, batch: forked(params, batch, fault=True), VARIABLES, BATCH)
     (row,) = found.different
@@ -153,11 +158,13 @@ def test_a_wrong_sum_of_cotangents_is_one_row_that_names_all_who_made_it() -> No
     assert row.to_json()["shared_with"] == ["right"]
 
 
+@pytest.mark.slow
 def test_operations_are_isolated_where_the_dumps_have_them() -> None:
     found = of_losses(chain, lambda params, batch: chain(params, batch, gain=2.0), VARIABLES, BATCH, ops=True)
     assert wrong(found) == ["dense/mul"]
 
 
+@pytest.mark.slow
 def test_a_selection_limits_what_is_reported_and_not_what_is_pinned() -> None:
     loss = lambda params, batch: chain(params, batch, gain=1.5)  # noqa: E731
     one, other = gs.capture(chain, VARIABLES, BATCH), gs.capture(loss, VARIABLES, BATCH)
@@ -209,6 +216,7 @@ def branching(params: Any, batch: Any, *, gain: float = 1.0) -> Array:
         return jnp.square(x).sum()
 
 
+@pytest.mark.slow
 def test_of_a_branch_the_one_taken_is_judged() -> None:
     found = of_losses(branching, lambda params, batch: branching(params, batch, gain=1.1), VARIABLES, BATCH)
     assert wrong(found) == ["dear"]
@@ -225,6 +233,7 @@ def prepared(params: Any, batch: Any, *, kept: float = 0.5) -> Array:
         return (x @ params["w"]).sum()
 
 
+@pytest.mark.slow
 def test_random_masks_are_generated_again_and_loops_without_reverse_mode_run_forward() -> None:
     batch = {**BATCH, "key": jax.random.key(3)}
     found = of_losses(prepared, lambda params, batch: prepared(params, batch, kept=0.25), VARIABLES, batch)
@@ -247,6 +256,7 @@ def after_all_layers(params: Any, batch: Any, *, sign: float = 1.0) -> tuple[Arr
     return sign * jnp.square(x).sum() + x.sum(), outputs
 
 
+@pytest.mark.slow
 def test_what_is_made_after_the_last_layer_has_rows_of_its_own() -> None:
     found = of_losses(after_all_layers, lambda p, b: after_all_layers(p, b, sign=-1.0), VARIABLES, BATCH)
     assert wrong(found) == ["(loss)", "aux/mean", "aux/signs"]
@@ -318,6 +328,7 @@ def rectified(*, inside: bool, gain: float = 1.0) -> Callable[[Any, Any], Array]
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 def test_an_activation_function_that_another_layer_applies_is_no_error(inside: bool) -> None:
     draw = np.random.default_rng(3).normal
@@ -330,6 +341,7 @@ def test_an_activation_function_that_another_layer_applies_is_no_error(inside: b
     assert wrong(of_losses(rectified(inside=inside), faulty_head, weights, batch)) == ["head"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "blamed"), [(1.0, []), (1.2, ["down"])])
 def test_layers_that_return_float32_are_judged_by_what_most_of_them_compute_in(
     factor: float, blamed: list[str]

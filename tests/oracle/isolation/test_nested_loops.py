@@ -37,6 +37,7 @@ def _of_stacks(params: Any, x: Any) -> Any:
     return (jax.lax.scan(_over_all, x, params["w"])[0] ** 2).mean()
 
 
+@pytest.mark.slow
 @sampled("iteration", ["[0][1]", "[1][2]"])
 @pytest.mark.parametrize(
     ("loss", "stack", "origin"),

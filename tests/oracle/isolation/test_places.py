@@ -121,6 +121,7 @@ def with_fault(fault: str) -> tuple[LocalRow, ...]:
     return found.different
 
 
+@pytest.mark.slow
 @sampled("fault", FAULTS)
 def test_the_place_of_the_fault_alone_is_blamed(fault: str) -> None:
     first = with_fault(fault)[0]
@@ -128,6 +129,7 @@ def test_the_place_of_the_fault_alone_is_blamed(fault: str) -> None:
     assert {row.forward is None or row.forward.status == "same" for row in with_fault(fault)} == {fault in BACKWARD}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before block", "sum", "loop"])
 def test_the_line_of_the_fault_is_named(fault: str) -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -144,15 +146,18 @@ def test_the_layer_around_is_named() -> None:
     assert [row.place.inside for row in with_fault("loop")] == ["loop[0]", "loop[1]", "loop[2]"]
 
 
+@pytest.mark.slow
 def test_of_several_layers_that_may_return_a_gradient_the_one_that_stops_it_is_named() -> None:
     assert [row.shared_with for row in with_fault("stop")] == [("block/norm",)]
 
 
+@pytest.mark.slow
 def test_the_layer_behind_code_that_rearranges_may_have_made_the_error_and_one_with_right_gradients_has() -> None:
     assert [row.shared_with for row in with_fault("order")] == [("block/norm", "block")]
     assert [row.shared_with for row in with_fault("bias")] == [()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "blamed"),
     [
@@ -191,6 +196,7 @@ def attending(params: Any, batch: Any, *, fault: str = "", reshaping: bool = Fal
     return jnp.square(x - 1.0).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reshaping", "others"), [(False, ()), (True, ("before block",))])
 def test_a_block_that_rearranges_what_it_reads_is_named_and_not_the_code_before_it(
     reshaping: bool, others: tuple[str, ...]
@@ -218,6 +224,7 @@ def masked(params: Any, batch: Any, *, inverted: bool = False) -> Array:
         return jnp.square(x @ params["up"]).mean()
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_mask_are_among_those_of_the_code_that_uses_it() -> None:
     dump = gs.capture(masked, PARAMS, BATCH, origins=False)
     (found,) = isolated(dump, dump, partial(masked, inverted=True), PARAMS, BATCH).different
@@ -251,6 +258,7 @@ def gated(params: Any, batch: Any, *, fault: str = "", each: bool = True) -> Arr
     return jnp.square(jax.vmap(one)(batch["x"]) if each else one(batch["x"])).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [True, False])
 @sampled("fault", ["up", "before up", ""])
 def test_a_fault_in_one_arm_of_a_branch_is_that_arms_alone(fault: str, each: bool) -> None:

@@ -102,6 +102,7 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
     assert not any(word in found.sentence for word in ("anew", "in addition"))
 
 
+@pytest.mark.slow
 @sampled("fault", FAULTS)
 def test_isolated_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
     variables, batch, expected = faulty.planted(fault), faulty.batch(), FAULTS[fault]
@@ -113,6 +114,7 @@ def test_isolated_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) 
         assert (row.forward.status == "same") is (expected.forward is None)
 
 
+@pytest.mark.slow
 def test_another_fusion_is_no_difference(reference: gs.Dump) -> None:
     jax.config.update("jax_disable_most_optimizations", False)
     optimised = faulty.capture()
@@ -135,6 +137,7 @@ def stepped(path: Path, compiled: Callable[[Any], Any]) -> gs.Dump:
     return gs.load(path)
 
 
+@pytest.mark.slow
 def test_compiled_with_whatever_flags_a_run_is_the_one_operation_by_operation(tmp_path: Path) -> None:
     eager = stepped(tmp_path / "eager.npz", lambda step: step)
     flags = {"xla_cpu_enable_fast_math": True, "xla_backend_optimization_level": 3}

@@ -81,6 +81,7 @@ def original(network: Network) -> gs.Dump:
     return capture(network, lambda logits: logits.square().sum(), {"images": torch.from_numpy(IMAGES)})
 
 
+@pytest.mark.slow
 def test_a_right_port_is_the_same_however_axes_are_ordered(original: gs.Dump, network: Network) -> None:
     found = gs.compare(ported(network), original, allow_missing=[".*loss.*", ".*mean"])
     assert found.verdict == "same", found.sentence
@@ -98,6 +99,7 @@ def test_a_square_kernel_that_was_not_transposed_is_found_where_it_is_used(origi
     assert found.first_divergence.forward.name == "hidden"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slope", "differing"), [(0.0, []), (0.01, ["relu"])])
 def test_a_ports_layers_run_isolated_on_the_values_of_pytorch(
     original: gs.Dump, network: Network, slope: float, differing: list[str]

@@ -70,6 +70,7 @@ def reference_of_network() -> DumpSource:
     return gs.capture(network, PARAMS, BATCH, origins=False).source
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "name", "wrong"),
     [
@@ -205,6 +206,7 @@ def narrow(params: Any, batch: Any) -> Any:
         return (x.astype(jnp.float32) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_narrow_types_lie_in_the_file_as_they_are(tmp_path: Path) -> None:
     variables, batch = {"w": jnp.ones((3, 2), jnp.bfloat16) / 3}, {"x": jnp.linspace(0.0, 1.0, 6).reshape(2, 3)}
     found = reproduction(narrow, variables, batch, "narrow")
@@ -221,6 +223,7 @@ def shared(params: Any, batch: Any) -> Any:
         return (x * y).sum()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
     batch = {"x": jnp.linspace(0.0, 1.0, 6).reshape(2, 3)}
     found = reproduction(shared, {"w": jnp.ones((3, 2))}, batch, "branch")
@@ -229,6 +232,7 @@ def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
     np.testing.assert_allclose(gradient.array, found.cotangents["d_branch"] * np.cos(found.inputs["dense"]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "wrong", "beside"),
     [
@@ -297,6 +301,7 @@ def rows(params: Any, batch: Any) -> Any:
     return twice_read({"w": params["w"][:, 0]}, batch) + params["w"].mean()
 
 
+@pytest.mark.slow
 @sampled(("loss", "shape"), [(twice_read, (3, 3)), (rows, (3, 1, 3))])
 def test_a_slice_of_an_argument_that_something_else_reads_has_no_gradient_in_the_dump(
     tmp_path: Path, loss: Any, shape: tuple[int, ...]
@@ -311,6 +316,7 @@ def narrow_inside(params: Any, batch: Any) -> Any:
         return (batch["x"].astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)).astype(jnp.float32).sum()
 
 
+@pytest.mark.slow
 def test_what_is_computed_in_a_narrow_type_has_its_tolerance() -> None:
     found = reproduction(narrow_inside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "narrow")
     assert {str(each.array.dtype) for each in found.gradients} == {"float32"}
@@ -339,6 +345,7 @@ def batched(params: Any, batch: Any) -> Any:
         return (one_by_one(batch["x"]) @ params["w"]).sum()
 
 
+@pytest.mark.slow
 def test_what_jax_cannot_differentiate_has_no_gradient_in_the_script(tmp_path: Path) -> None:
     found = reproduction(batched, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "rows")
     assert [each.name for each in found.gradients] == ["w"]
@@ -369,6 +376,7 @@ def after_narrow(params: Any, batch: Any) -> Any:
         return (x.astype(jnp.float32) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_what_reads_values_of_a_narrow_type_has_its_tolerance() -> None:
     found = reproduction(after_narrow, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "wide")
     assert [str(each.array.dtype) for each in found.outputs] == ["float32"]
@@ -382,6 +390,7 @@ def shaped(params: Any, batch: Any) -> Any:
     return share.sum()
 
 
+@pytest.mark.slow
 def test_an_operand_by_which_jax_does_not_differentiate_has_no_gradient_in_the_script(tmp_path: Path) -> None:
     found = reproduction(shaped, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 3, 3)}, "share")
     assert len(found.gradients) == len(found.inputs) - 1
@@ -396,6 +405,7 @@ def beside(params: Any, batch: Any) -> Any:
         return (x * y).sum()
 
 
+@pytest.mark.slow
 def test_a_gradient_to_which_code_before_the_layer_adds_is_no_expectation_of_the_dumps(tmp_path: Path) -> None:
     found = reproduction(beside, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "product")
     assert {each.name: each.origin for each in found.gradients} == {"dense": "run", "x": "run"}
@@ -418,6 +428,7 @@ def read_by_two(params: Any, batch: Any) -> Any:
         return (y * 3).sum() * total
 
 
+@pytest.mark.slow
 def test_a_gradient_that_other_layers_return_through_the_code_before_is_none_of_the_layers(tmp_path: Path) -> None:
     found = reproduction(read_by_two, {"w": evenly(-1.0, 1.0, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}, "before product")
     assert "run" in {each.origin for each in found.gradients}

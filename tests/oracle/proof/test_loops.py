@@ -76,6 +76,7 @@ def test_the_output_of_the_loop_is_that_of_its_last_iteration(scanned: Path, unr
         ] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "divergence"),
     [

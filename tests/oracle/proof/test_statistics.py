@@ -118,6 +118,7 @@ def assert_numbers(found: Row, expected: Mapping[str, object], largest: float, w
             assert found[name] == value, (what, name)
 
 
+@pytest.mark.slow
 @statistics
 def test_every_column_is_numpys(dump: tuple[str, ...], dumped: Callable[..., Dumped]) -> None:
     tensors = tensors_of(dumped(*dump))

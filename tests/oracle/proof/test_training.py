@@ -112,6 +112,7 @@ def test_core_statistics_in_a_compiled_step_are_numpys_of_the_tensors(name: str,
             assert float(getattr(statistics[key], column)) == pytest.approx(value, rel=1e-6, abs=allowed), (key, column)
 
 
+@pytest.mark.slow
 def test_under_vmap_every_example_is_observed_by_itself() -> None:
     variables, batch = arguments()
 
@@ -126,6 +127,7 @@ def test_under_vmap_every_example_is_observed_by_itself() -> None:
         assert_close(seen[key].l2, jnp.stack([single[key].l2 for single in singles]))
 
 
+@pytest.mark.slow
 def test_in_a_scan_over_steps_every_step_is_observed_by_itself() -> None:
     variables, batch = arguments()
     step = partial(sgd, gs.value_and_grad(stack), batch)
@@ -145,6 +147,7 @@ def sgd(value_and_grad: Callable[..., Any], batch: Any, variables: Any, _: None)
     return jax.tree.map(lambda leaf, gradient: leaf - RATE * gradient, variables, gradients), (loss, seen)
 
 
+@pytest.mark.slow
 def test_variables_may_be_donated() -> None:
     variables, batch = jax.tree.map(jnp.asarray, ZOO["mlp"].arguments())
     step = partial(sgd, gs.value_and_grad(mlp.loss), batch)
@@ -156,6 +159,7 @@ def test_variables_may_be_donated() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree_util.tree_leaves(donated))
 
 
+@pytest.mark.slow
 def test_auxiliary_outputs_come_through() -> None:
     def loss(variables: Any, batch: Any) -> Any:
         value = stack(variables, batch)
@@ -165,6 +169,7 @@ def test_auxiliary_outputs_come_through() -> None:
     assert_close(ours, jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments()))
 
 
+@pytest.mark.slow
 def test_only_selected_names_are_observed() -> None:
     selecting = gs.value_and_grad(stack, select="stack[1]/*", families=("activation_grad",))
     observed, seen = jax.jit(selecting)(*arguments())
@@ -174,6 +179,7 @@ def test_only_selected_names_are_observed() -> None:
     assert_close(observed, jax.jit(jax.value_and_grad(stack))(*arguments()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argnums", [0, 1, (0,), (1, 0), (0, 1)])
 def test_any_arguments_may_be_differentiated(argnums: Any) -> None:
     def loss(weight: Any, bias: Any, *, x: Any, y: Any) -> Any:
@@ -186,6 +192,7 @@ def test_any_arguments_may_be_differentiated(argnums: Any) -> None:
     assert float(seen["activation/loss"].mean) == pytest.approx(float(observed[0]))
 
 
+@pytest.mark.slow
 def test_in_a_shard_map_every_shard_is_observed_by_itself() -> None:
     if jax.device_count() < 2:
         pytest.skip("there is only one device: a step in a shard_map was NOT observed")
@@ -208,6 +215,7 @@ def test_in_a_shard_map_every_shard_is_observed_by_itself() -> None:
             assert_close(seen[key].l2[shard], single[key].l2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_observations_are_saved_and_loaded_in_full(name: str, tmp_path: Path) -> None:
     loss, make = LOSSES[name]
@@ -226,6 +234,7 @@ def test_observations_are_saved_and_loaded_in_full(name: str, tmp_path: Path) ->
         assert loaded.manifest.tier == "full"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_statistics_are_saved_with_the_same_layers_names_gains_and_ledger(name: str, tmp_path: Path) -> None:
     loss, make = LOSSES[name]
@@ -245,6 +254,7 @@ def test_statistics_are_saved_with_the_same_layers_names_gains_and_ledger(name: 
             assert (core.stats(key).shape, core.stats(key).dtype) == (full.stats(key).shape, full.stats(key).dtype)
 
 
+@pytest.mark.slow
 def test_a_capture_is_saved_with_all_its_facts(tmp_path: Path) -> None:
     def loss(variables: Any, batch: Any) -> Any:
         with jax.named_scope("layer"):
@@ -310,6 +320,7 @@ def test_operation_by_operation_training_takes_the_same_course_to_the_bit(name: 
     assert observed == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observe", ["stats", "tensors"])
 def test_compiled_training_takes_the_same_course(observe: Any) -> None:
     variables, batch = ZOO["mlp"].arguments()

@@ -13,6 +13,7 @@ import pytest
 from gradscope.capturing.execution.disk_spill import DiskSpill
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5, 7)])
 def test_arrays_come_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:

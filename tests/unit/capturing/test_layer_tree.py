@@ -28,6 +28,7 @@ def with_history(variables: Any, batch: Any) -> Any:
     return x.sum()
 
 
+@pytest.mark.slow
 def test_the_sources_of_all_layers_are_bounded_and_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def stated() -> dict[str, tuple[str, ...]]:
         dump = gs.capture(with_history, {"w": 0.3 * np.eye(2, dtype=np.float32)}, {"x": np.ones(2, np.float32)})

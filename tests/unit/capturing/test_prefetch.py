@@ -140,6 +140,7 @@ def test_no_items_are_none() -> None:
     assert list(one_ahead(())) == []
 
 
+@pytest.mark.slow
 def test_a_consumer_that_stops_waits_for_what_is_drawn() -> None:
     drawn: list[int] = []
     found = one_ahead(drawn.append(each) or each for each in range(100))

@@ -105,6 +105,7 @@ def write_into(folder: Path, found: Reproduction) -> None:
     write_reproduction(folder, found, file="isolated", dumps=[folder / "a.npz"], force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_a_script_is_at_no_time_beside_the_arrays_of_another(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_all_functions_are_compared() -> None:
     assert ELEMENTWISE.keys() == IN_JAX.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_JAX)
 def test_a_function_is_that_of_jax(name: str) -> None:
     np.testing.assert_allclose(ELEMENTWISE[name](X), IN_JAX[name](X), rtol=2e-5, atol=2e-6)

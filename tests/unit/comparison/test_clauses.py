@@ -53,6 +53,7 @@ def reference() -> Dump:
     return _captured()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", NAMES)
 def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference(reference: Dump, wrong: str) -> None:
     found = gs.compare(reference, _captured(ported=True, wrong=wrong))
@@ -61,6 +62,7 @@ def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference
     assert told in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_the_layout_of_a_port_is_not_told_of_a_layer_that_reads_another_value(reference: Dump) -> None:
     found = gs.compare(reference, _captured(ported=True, function=jnp.sin))
     assert found.sentence.startswith("Forward first differs at `second` (rel_l2 "), found.sentence
@@ -68,6 +70,7 @@ def test_the_layout_of_a_port_is_not_told_of_a_layer_that_reads_another_value(re
     assert "another layout" not in found.sentence
 
 
+@pytest.mark.slow
 def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: Dump) -> None:
     found = gs.compare(reference, _captured(turned="second", inside="layers/"))
     assert next(row for row in found.rows if row.name == "second" and row.family == "param").matched_by != "name"
@@ -96,6 +99,7 @@ def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(re
     assert "in addition" not in found.sentence
 
 
+@pytest.mark.slow
 @cache
 @pytest.mark.parametrize("stopped", ["kernel", "x"])
 def test_it_is_said_in_which_program_no_gradient_arrives_at_a_parameter_or_an_input(stopped: str) -> None:
@@ -129,6 +133,7 @@ def _packed(order: tuple[int, int, int], names: tuple[str, str], *, other_layer:
     return gs.capture(loss, {names[0]: kernel, names[1]: KERNELS["last"]}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made_the_first_difference() -> None:
     one, ported = _packed((0, 1, 2), ("gated", "out")), ("Gated_0", "Dense_0")
     told = "; 1 parameter has another layout: `gated` (split 1 into 3, reorder [0, 2, 1], concatenate 1)"
@@ -136,6 +141,7 @@ def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made
     assert "layout" not in gs.compare(one, _packed((0, 1, 2), ported, other_layer=1.1)).sentence
 
 
+@pytest.mark.slow
 def test_the_order_of_parts_is_not_told_of_a_layer_that_is_known_to_do_something_else() -> None:
     """As of the gates of a GRU, which another framework has in another order."""
     rows = gs.compare(_packed((0, 1, 2), ("gated", "out")), _packed((0, 2, 1), ("Gated_0", "Dense_0"))).rows
@@ -179,6 +185,7 @@ def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
     assert "rounding grows" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence
 
 
+@pytest.mark.slow
 def test_an_error_of_rounding_to_16_bits_grows_from_what_is_cast_and_a_fault_does_not() -> None:
     def captured(dtype: Any, fourth: float, given: Any = None) -> Dump:
         def loss(start: Any, batch: Any) -> Any:
@@ -230,6 +237,7 @@ def test_of_many_steps_the_side_with_fewer_comes_first_and_a_loop_is_one_name() 
     assert sentence._alone([*steps, *layer]) == words
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_parameter_that_no_layer_uses_follows_from_what_differs_forward() -> None:
     def captured(epsilon: float) -> Dump:
         def loss(weights: Any, x: Any) -> Any:
@@ -265,6 +273,7 @@ def _attending(*, factor: float = 1.0, stopped: bool = False) -> Dump:
     return gs.capture(loss, {"heads": heads, "last": KERNELS["last"]}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_a_parameter_of_the_layer_that_is_wrong_differs_with_it() -> None:
     found = gs.compare(_attending(), _attending(stopped=True)).sentence
     assert "1 parameter gradient differs with it, of `heads/score`" in found, found

@@ -75,6 +75,7 @@ def test_a_dump_that_contradicts_itself_is_refused(tmp_path: Path, case: str) ->
     assert_refused(relaid(tmp_path, alter), problem)
 
 
+@pytest.mark.slow
 def test_shapes_of_one_hash_are_refused_as_soon_as_others(tmp_path: Path) -> None:
     def alter(_members: dict[str, bytes], document: Any) -> None:
         for number, entry in enumerate(document["entries"]):

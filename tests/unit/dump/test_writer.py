@@ -127,6 +127,7 @@ def test_removing_it_from_elsewhere_leaves_no_trace(dump: Path) -> None:
     assert dump.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_removes_nothing_when_it_comes_to_its_end(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom gradscope.dump.manifest.manifest import RunFacts\n"
@@ -250,6 +251,7 @@ def test_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path: Path) -> None:
     living.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_replaced_file_is_closed(dump: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     def fail(*_: Any) -> None:

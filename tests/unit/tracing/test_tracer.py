@@ -145,6 +145,7 @@ print(trace.fingerprint)
 """
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
     exec(PROGRAM, {})
     other = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

@@ -99,6 +99,7 @@ def test_updates_that_are_recorded_before_the_learning_rate(tmp_path: Path) -> N
     assert why.startswith("the parameters move by -0.1 times the updates that the step records")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -116,6 +117,7 @@ def test_updates_of_zeros_that_are_none(tmp_path: Path) -> None:
     assert why.startswith("b, w move by something else than their recorded update")
 
 
+@pytest.mark.slow
 @sampled(
     "loop",
     [
@@ -138,6 +140,7 @@ def test_loops_whose_parameters_move_by_their_updates(loop: dict[str, Any], tmp_
     assert faults(tmp_path, **loop) == []
 
 
+@pytest.mark.slow
 def test_a_target_network_is_moved_by_the_loop_and_by_no_update(tmp_path: Path) -> None:
     def temporal(params: Any, batch: Any) -> Any:
         target = jax.lax.stop_gradient(batch["x"] @ params["target"])
@@ -154,6 +157,7 @@ def test_a_target_network_is_moved_by_the_loop_and_by_no_update(tmp_path: Path) 
     assert why.startswith("online moves by something else")
 
 
+@pytest.mark.slow
 @sampled("broken", [jnp.nan, jnp.inf])
 def test_a_step_that_is_not_finite_does_not_take_back_what_the_others_say(broken: float, tmp_path: Path) -> None:
     (why,) = faults(tmp_path, change=plus(1.0), steps=9, last=broken)
@@ -170,6 +174,7 @@ def test_elements_all_over_a_large_parameter_are_looked_at(shape: tuple[int, ...
     assert float(apart) == pytest.approx(0.7, abs=0.1) or update.size <= 3
 
 
+@pytest.mark.slow
 @sampled("dtype", ["float32", "bfloat16", "complex64"])
 def test_the_moves_on_the_host_are_those_that_jax_computes(dtype: str) -> None:
     param, update, other = (jnp.asarray(drawn(seed, 70, 90), dtype) for seed in range(3))

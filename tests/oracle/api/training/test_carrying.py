@@ -30,6 +30,7 @@ def loss(variables: Any, batch: Any) -> Any:
     return value, {"batch_stats/norm/mean": batch, "batch_stats/norm/count": jnp.zeros(2), "output": value}
 
 
+@pytest.mark.slow
 def test_a_collection_that_a_module_returns_by_path_is_carried_on() -> None:
     step = gs.train_step(loss, "sgd(0.1)", families=())
     state, _ = jax.jit(step)(step.init(variables()), jnp.arange(3.0))
@@ -40,6 +41,7 @@ def test_a_collection_that_a_module_returns_by_path_is_carried_on() -> None:
     np.testing.assert_array_equal(state.variables["batch_stats"]["norm"]["mean"], 0)
 
 
+@pytest.mark.slow
 def test_every_step_draws_with_the_key_in_its_state_and_leaves_another() -> None:
     step = gs.train_step(loss, "sgd(0.1)", families=())
     state, expected = step.init(variables()), jax.random.key(1)

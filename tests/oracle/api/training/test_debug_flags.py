@@ -30,6 +30,7 @@ def debugged() -> Any:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("debugged")
 def test_a_nan_is_captured_and_explained() -> None:
     dump = gs.capture(lambda p, x: jnp.sqrt(x @ (p["w"] * 0)).sum(), {"w": PARAMS["w"]}, X)
@@ -53,6 +54,7 @@ def test_a_step_that_a_flag_stops_names_the_line_of_the_nan(tmp_path: Path) -> N
     assert note.startswith(f'File "{__file__}", line {line}, in ')
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("debugged")
 def test_a_probe_stops_no_step_for_what_it_computes_itself(tmp_path: Path) -> None:
     tx = optax.partition({"trained": optax.sgd(0.1), "frozen": optax.set_to_zero()}, OF_GROUPS)

@@ -36,6 +36,7 @@ def measured() -> Any:
     return jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(3), BATCHES))
 
 
+@pytest.mark.slow
 def test_variance_and_signal_are_those_of_the_closed_form(measured: Any) -> None:
     # The gradient of an example is x (x.d - e): its mean is d, its covariance (|d|^2 + s^2) I + d d^T.
     square = AWAY @ AWAY
@@ -49,6 +50,7 @@ def test_variance_and_signal_are_those_of_the_closed_form(measured: Any) -> None
     assert scale == pytest.approx(expected["variance"] / square, rel=0.1)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_the_gradients_of_all_examples() -> None:
     rng = np.random.default_rng(0)
     batch = {"x": rng.normal(size=(12, WIDTH)).astype(np.float32), "y": rng.normal(size=12).astype(np.float32)}
@@ -83,6 +85,7 @@ def test_the_gsnr_of_normal_gradients_is_unbiased() -> None:
     assert abs(found.mean() - ((mean / deviation) ** 2).mean()) < 4 * error < 0.5
 
 
+@pytest.mark.slow
 def test_a_loss_that_couples_examples_says_so() -> None:
     def normalised(params: Any, batch: Any) -> Any:
         mean, var = batch.mean(0, keepdims=True), batch.var(0, keepdims=True)
@@ -94,6 +97,7 @@ def test_a_loss_that_couples_examples_says_so() -> None:
     assert single > 0.5 > larger > 1e-3
 
 
+@pytest.mark.slow
 def test_each_group_draws_its_own_dropout() -> None:
     def dropped(variables: Any, batch: Any) -> Any:
         keep = jax.random.bernoulli(variables["rngs"]["dropout"], 0.5, batch.shape)

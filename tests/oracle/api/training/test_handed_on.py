@@ -131,6 +131,7 @@ def test_states_with_a_next_one_are_to_be_handed_on(
     assert states() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("returns", "hands_on"), [(True, True), (True, False), (False, True)])
 def test_the_report_of_a_run_names_the_state(returns: bool, hands_on: bool, tmp_path: Path) -> None:
     probe = gs.Probe(tmp_path / "run", every=2)

@@ -14,6 +14,7 @@ from gradscope.errors import MachineError
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
 
+@pytest.mark.slow
 def test_a_step_that_was_started_has_ended_where_the_loop_fails() -> None:
     from gradscope.training.loop.step_programs import StepPrograms
 

@@ -65,6 +65,7 @@ def test_ten_steps_are_those_of_tensorflow(optimizer: str) -> None:
         np.testing.assert_allclose(ours[0], value, rtol=10 * tolerance, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", RECORDED["clips"])
 def test_clipped_steps_are_those_of_tensorflow(clip: str) -> None:
     _, states = ten_steps("sgd(0.1)", clip=clip)

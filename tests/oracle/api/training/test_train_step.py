@@ -127,6 +127,7 @@ def test_an_optimizer_that_takes_no_such_step_is_one_message() -> None:
         step(step.init(variables()), batch(0))
 
 
+@pytest.mark.slow
 def test_its_parts_are_its_whole() -> None:
     step = gs.train_step(
         loss, optax.adam(0.1), clip="norm(0.01)", multiply={"head/*": 0.5}, ema=0.9, state_updates=False
@@ -140,6 +141,7 @@ def test_its_parts_are_its_whole() -> None:
     np.testing.assert_allclose(seen["update/head/kernel"].l2, np.linalg.norm(updates["head"]["kernel"]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_every_stage() -> None:
     step = gs.train_step(
         loss, optax.sgd(0.1, momentum=0.9), clip=gs.clip.norm(0.01), multiply={"head/kernel": 2.0}, ema=0.5
@@ -201,6 +203,7 @@ def test_collections_are_carried_on_unless_refused() -> None:
         same_bits(state.variables["batch_stats"], kept)
 
 
+@pytest.mark.slow
 def test_it_compiles_scans_and_donates_with_the_same_numbers() -> None:
     step = gs.train_step(loss, "sgd(0.1, momentum=0.9)", clip="global_norm(0.1)")
     one_by_one = step.init(variables())
@@ -219,6 +222,7 @@ def test_it_compiles_scans_and_donates_with_the_same_numbers() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @sampled(
     ("optimizer", "slots"),
     [
@@ -302,6 +306,7 @@ def test_the_first_state_has_no_array_of_the_optimizer_twice(optimizer: str) -> 
     assert len(pointers) == len(set(pointers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["ftrl", "tf1_rmsprop", "tf1_adam"])
 def test_slots_keep_their_dtype_under_a_schedule(optimizer: str) -> None:
     step = gs.train_step(

@@ -19,6 +19,7 @@ def test_the_norm_is_that_of_the_values_in_float64(dtype: str) -> None:
     assert float(tree_norm(tree)) == pytest.approx(np.linalg.norm(wide), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_parameters_of_eight_bits_beside_others_are_trained() -> None:
     def loss(params: Any, x: Any) -> Any:
         return jnp.mean(jnp.tanh(x @ params["w"].astype(jnp.float32) + params["b"][None]))

@@ -90,6 +90,7 @@ def of_parts(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda p, batch: loss(p, batch["x"], batch["labels"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PAIRED.values(), ids=PAIRED)
 def test_labels_that_meet_all_predictions_are_reported(case: tuple[Callable[..., Any], Any]) -> None:
     loss, labels = case

@@ -25,6 +25,7 @@ def clips_of(function: Callable[[Any], Any]) -> list[tuple[float, float, float]]
     return [(each.low, each.high, each.share) for each in dump.manifest.clips]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip",
     [lambda x: jnp.clip(x, -1, 1), lambda x: jax.lax.clamp(-1.0, x, 1.0),
@@ -45,6 +46,7 @@ def test_the_iterations_of_a_loop_are_one_clip() -> None:
     assert clips_of(looped) == [(-1, 1, pytest.approx(np.mean(shares), abs=1e-6))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [jax.nn.relu, jax.nn.relu6, lambda x: jnp.clip(x, 0, 6), lambda x: jnp.clip(x, max=1),

@@ -32,6 +32,7 @@ def scores(p: Any, ids: Any) -> Any:
 TABLE = ("ids", "rows", 7, "table")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8, np.uint32])
 def test_a_table_and_classes(dtype: Any) -> None:
     def loss(p: Any, b: Any) -> Any:

@@ -138,6 +138,7 @@ def predictions(p: Any, ids: Any) -> Any:
     return jnp.tanh(p["embed"][ids % ROWS].sum(1)) @ p["embed"].reshape(3, 5)[:, :3].repeat(2, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PICKED.values(), ids=PICKED)
 def test_labels_beyond_the_predictions_are_counted(case: tuple[Callable[..., Any], np.ndarray, int]) -> None:
     pick, ids, values = case
@@ -151,11 +152,13 @@ def test_labels_are_not_reported_where_the_loss_may_not_run_again_to_say_whether
     assert found(lambda p, ids: PICKED["a logit by its label"][0](predictions(p, ids), ids)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pick", NOT_PICKED.values(), ids=NOT_PICKED)
 def test_other_indices_of_predictions_are_not_reported(pick: Callable[..., Any]) -> None:
     assert found(lambda p, ids: pick(predictions(p, ids), ids), most_bytes=MOST_BYTES) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BELOW.values(), ids=BELOW)
 def test_labels_below_zero_that_are_counted_from_the_end_are_told(case: tuple[Callable[..., Any], Any, int]) -> None:
     pick, labels, count = case
@@ -190,6 +193,7 @@ def test_what_is_meant_so_is_not_reported(look_up: Callable[..., Any]) -> None:
     assert found(look_up) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_up", MASKED.values(), ids=MASKED)
 def test_rows_that_are_masked_are_not_reported(look_up: Callable[..., Any]) -> None:
     assert found(look_up, most_bytes=MOST_BYTES) == []

@@ -55,6 +55,7 @@ def test_a_mask_that_drops_nearly_all_is_told_with_its_share_and_no_dead_unit(
     assert f" makes {mask.share:.1%} of the elements zero" in text
 
 
+@pytest.mark.slow
 @sampled(
     "other",
     [lambda h, _: jnp.where(kept(0.5), h / 0.5, 0), lambda h, _: jnp.where(kept(0.1), h / 0.9, 0),
@@ -74,6 +75,7 @@ def test_a_mask_of_the_terms_of_a_loss_is_none() -> None:
     assert dump.manifest.random_masks == ()
 
 
+@pytest.mark.slow
 def test_few_elements_are_dropped_by_chance() -> None:
     def loss(p: Any, x: Any) -> Any:
         keep = jax.random.bernoulli(KEY, 0.01, (16, 1))
@@ -83,6 +85,7 @@ def test_few_elements_are_dropped_by_chance() -> None:
     assert [each.is_beyond_rates for each in dump.manifest.random_masks] == [False]
 
 
+@pytest.mark.slow
 def test_a_rectifier_that_is_dead_beside_a_usual_dropout_is_told() -> None:
     def loss(p: Any, x: Any) -> Any:
         with jax.named_scope("fc"):

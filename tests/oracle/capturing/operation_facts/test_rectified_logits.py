@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
@@ -32,6 +33,7 @@ def nll(z: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(z, Y).mean()
 
 
+@pytest.mark.slow
 @sampled(
     ("function", "loss"),
     [("softmax", lambda z: nll(relu(z))), ("softmax", lambda z: nll(jnp.maximum(z, 0.0))),
@@ -50,6 +52,7 @@ def test_a_rectifier_before_a_loss_that_takes_logits_is_told(function: str, loss
     )
 
 
+@pytest.mark.slow
 @sampled(
     ("by", "function", "loss"),
     [("softplus", "softmax", lambda z: nll(jax.nn.softplus(z))),

@@ -68,6 +68,7 @@ def attending(p: Any, x: Any) -> Any:
         return jnp.square(x @ p["head"]).mean()
 
 
+@pytest.mark.slow
 def test_a_sigmoid_in_a_scan_has_a_number_for_each_iteration() -> None:
     each = [kernels("inner", "gate", scale=scale) for scale in (1.0, 3.0, 0.5)]
     p = {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), **kernels("head")}
@@ -82,6 +83,7 @@ def test_a_sigmoid_in_a_scan_has_a_number_for_each_iteration() -> None:
     assert [each.iteration for each in dump.saturations] == sorted(each.iteration for each in dump.saturations)
 
 
+@pytest.mark.slow
 def test_a_softmax_has_its_concentration() -> None:
     p = kernels("query", "key", "head")
     (only,) = gs.capture(attending, p, X).saturations
@@ -89,6 +91,7 @@ def test_a_softmax_has_its_concentration() -> None:
     assert only.saturated == pytest.approx(concentration(jax.nn.softmax((X @ p["query"]) @ (X @ p["key"]).T)), rel=1e-5)
 
 
+@pytest.mark.slow
 @sampled("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"])
 def test_gradients_and_tensors_are_those_without(wrap: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = kernels("query", "key", "head"), X
@@ -105,6 +108,7 @@ def test_gradients_and_tensors_are_those_without(wrap: Callable[..., Any], monke
         np.testing.assert_allclose(dump[f"param_grad/{name}"], gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_branch_that_did_not_run_has_no_number() -> None:
     def loss(p: Any, x: Any) -> Any:
         def first(x: Any) -> Any:
@@ -120,6 +124,7 @@ def test_a_branch_that_did_not_run_has_no_number() -> None:
     assert [each.layer for each in gs.capture(loss, kernels("one", "two", "head"), X).saturations] == ["second"]
 
 
+@pytest.mark.slow
 def test_each_shard_and_each_iteration_of_a_checkpointed_loop_has_its_number() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     p, x = kernels("inner", "gate", "head", scale=2.0), X[:4]
@@ -142,6 +147,7 @@ def test_each_shard_and_each_iteration_of_a_checkpointed_loop_has_its_number() -
         assert len(known) == 2
 
 
+@pytest.mark.slow
 def test_in_segments_the_numbers_are_those_of_one_run() -> None:
     each = [kernels("inner", "gate", scale=3.0) for _ in range(2)]
     p = {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), **kernels("head")}
@@ -166,6 +172,7 @@ def test_a_saved_dump_has_them(tmp_path: Any) -> None:
     assert finding.why.startswith("computes a softmax that is saturated: ")
 
 
+@pytest.mark.slow
 @sampled("scope", [None, "choice"])
 @pytest.mark.parametrize("looped", [False, True])
 def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scope: str | None, looped: bool) -> None:
@@ -195,6 +202,7 @@ def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scop
     assert all(bool(each.names) is (scope is not None) for each in known)
 
 
+@pytest.mark.slow
 @sampled(
     ("between", "again"),
     [
@@ -216,6 +224,7 @@ def test_a_softmax_of_a_softmax_is_one_under_a_mask_too(between: Callable[[Any, 
     assert any(each.again for each in gs.capture(loss, kernels("query", "key", "head"), X).saturations) == again
 
 
+@pytest.mark.slow
 def test_a_line_that_several_blocks_run_is_one_finding() -> None:
     def loss(p: Any, x: Any) -> Any:
         for name in ("first", "second"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
@@ -38,6 +39,7 @@ def test_the_axis_of_the_examples_is_followed_to_the_batch(made: Callable[[Any, 
     assert said.endswith("takes out what it adds, over axis 0 of [16, 4], that of the examples")
 
 
+@pytest.mark.slow
 def test_another_axis_without_effect_is_not_that_of_the_examples() -> None:
     def loss(p: Any, x: Any) -> Any:
         return -jax.nn.log_softmax(conv(x, p["conv"]) @ p["w"] + p["b"][None], 1)[:, 0, 0].mean()

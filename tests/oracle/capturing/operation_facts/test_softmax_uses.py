@@ -69,6 +69,7 @@ def told(attend: Attend, axis: int) -> list[tuple[tuple[int, ...], tuple[int, ..
     return [(each.over, each.summed) for each in dump.manifest.softmax_uses]
 
 
+@pytest.mark.slow
 @sampled(
     ("attend", "right", "wrong", "expected"),
     [(plain, -1, 1, ((1,), (2,))), (plain, 2, 0, ((0,), (2,))), (heads, -1, 2, ((2,), (3,))),
@@ -86,6 +87,7 @@ def test_shares_that_are_normalised_again_are_another_matter() -> None:
     assert told(slots, 1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rematerialised", [False, True])
 def test_the_products_of_a_backward_pass_in_the_loss_add_up_over_the_queries(rematerialised: bool) -> None:
     def energy(w: Any, x: Any) -> Any:
@@ -106,6 +108,7 @@ def test_it_is_a_sentence_with_the_line() -> None:
 BEFORE, OWN, BEHIND = np.tril(np.ones((6, 6), bool), -1), np.eye(6, dtype=bool), np.triu(np.ones((6, 6), bool), 1)
 
 
+@pytest.mark.slow
 @sampled(
     ("mask", "reads"),
     [(BEFORE | OWN, None), (BEFORE | OWN | BEHIND, None), (BEHIND | OWN, (0, 6 / 36, 15 / 36)),
@@ -129,6 +132,7 @@ def test_positions_that_are_never_read_are_told(mask: Any, reads: Any, fill: flo
     assert [each.reads for each in found] == ([] if reads is None else [pytest.approx(reads, abs=1e-6)])
 
 
+@pytest.mark.slow
 @sampled(("mask", "told"), [(BEFORE | OWN, False), (BEHIND, True)], ids=["causal", "its opposite"])
 @pytest.mark.parametrize("heads", [1, 2, 4], ids=["shared", "grouped", "its own"])
 def test_heads_that_share_their_keys_hide_no_positions(mask: Any, told: bool, heads: int) -> None:
@@ -150,6 +154,7 @@ def test_which_positions_are_read_is_a_sentence() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_loss_whose_softmax_is_over_the_examples_says_so(axis: int) -> None:
     labels = np.array([1, 0, 7, 3])

@@ -184,6 +184,7 @@ def test_the_tensor_the_step_and_the_reduction_are_reported(case: tuple[Callable
     assert fact.source.startswith("test_step_functions.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", PASSED.values(), ids=PASSED)
 def test_gradients_that_go_on_are_not_reported(loss: Callable[..., Any]) -> None:
     assert step_functions(trace_loss(loss, P, X)) == ()

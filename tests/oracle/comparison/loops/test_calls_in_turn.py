@@ -52,6 +52,7 @@ def captured(calls: str, *, scanned: bool, factor: float = 1.0) -> gs.Dump:
     return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, 4, 3)})
 
 
+@pytest.mark.slow
 @sampled("calls", CALLS)
 def test_the_calls_of_a_layer_are_compared_in_turn(calls: str) -> None:
     for one, other in permutations((True, False)):
@@ -61,6 +62,7 @@ def test_the_calls_of_a_layer_are_compared_in_turn(calls: str) -> None:
         assert {row.status for row in compared} == {"same"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", CALLS)
 def test_a_fault_in_one_of_them_has_its_place(calls: str) -> None:
     before, inside, _ = CALLS[calls]
@@ -87,6 +89,7 @@ def looked_at(times: int, *, shift: float = 0.0, factor: float = 1.0) -> gs.Dump
     return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, 4, 3)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 0.25])
 @pytest.mark.parametrize("times", [1, 2])
 def test_the_call_that_counts_is_compared_with_the_one_that_counts(times: int, shift: float) -> None:
@@ -130,6 +133,7 @@ def diagnosed(looked_at: str = "", *, factor: float = 1.0) -> gs.Dump:
     return gs.capture(loss, {"first": drawn(1, 3, 3), "second": drawn(3, 3, 3)}, {"x": drawn(2, 4, 3)})
 
 
+@pytest.mark.slow
 @sampled("looked_at", DIAGNOSTICS)
 def test_a_call_that_the_loss_does_not_depend_on_is_not_taken_for_the_one_that_counts(looked_at: str) -> None:
     for one, other in permutations((diagnosed(), diagnosed(looked_at))):

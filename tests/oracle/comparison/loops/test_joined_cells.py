@@ -119,6 +119,7 @@ def _promoting() -> Any:
         yield
 
 
+@pytest.mark.slow
 def test_a_joined_cell_is_the_same_whose_program_adds_a_constant() -> None:
     for ref, cand, program in ((_apart(), _joined(), "candidate"), (_joined(), _apart(), "reference")):
         found = gs.compare(ref, cand)
@@ -180,6 +181,7 @@ def test_faults_of_a_joined_cell_are_told_where_they_are(fault: str, told: str, 
     assert never not in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_the_layer_of_a_gate_is_not_taken_for_a_cell_whose_inputs_are_multiplied_before_the_loop() -> None:
     right, found = gs.compare(_apart(), _hoisted()), gs.compare(_apart(), _hoisted("relu"))
     assert right, right.sentence
@@ -206,6 +208,7 @@ def test_a_constant_that_one_program_adds_may_be_all_that_a_bias_is() -> None:
     assert "`b`; it is -1.0e0 in each element" in wrong.sentence, wrong.sentence
 
 
+@pytest.mark.slow
 def test_a_constant_that_a_norm_takes_out_again_is_a_difference() -> None:
     """The mean over the features hides it, and nothing shows that the program adds it."""
 

@@ -111,6 +111,7 @@ def joined(one: str, other: str) -> set[str]:
     return {name for row in compared for name in (row.name, *row.counterpart.split(", "))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"), [each for each in permutations(WAYS, 2) if not all("two parts" in way for way in each)]
 )
@@ -119,6 +120,7 @@ def test_parts_of_a_batch_are_compared_with_the_whole(one: str, other: str) -> N
     assert {"shared", "shared#2", "head"} <= names, "the loss in a layer is the mean of those of the parts"
 
 
+@pytest.mark.slow
 @sampled("parts", OTHER_PARTS)
 def test_parts_in_any_order_are_compared_with_the_whole(parts: str) -> None:
     for one, other in (("whole", parts), (parts, "whole")):
@@ -139,6 +141,7 @@ def test_parts_are_compared_with_those_that_are_cut_otherwise(one: str, other: s
     assert {"shared", "shared#2", "shared#3", "shared#4"} <= joined(one, other) | {"shared#3", "shared#4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["whole", "two parts", "every second"])
 def test_parts_under_other_names_are_compared_by_the_parameters_of_their_layers(other: str) -> None:
     for one, two in permutations((captured("two parts"), captured(other, names=("layer", "end")))):
@@ -151,6 +154,7 @@ def test_parts_under_other_names_are_compared_by_the_parameters_of_their_layers(
     assert wrong.first_divergence.forward.name == "head"
 
 
+@pytest.mark.slow
 @sampled(
     ("one", "other"),
     [

@@ -50,6 +50,7 @@ def _layers(
     return gs.capture(loss, {"layers": layers, "head": HEAD}, ROWS, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [True, False])
 def test_a_loop_in_reverse_over_a_reversed_stack_is_the_same(of_ref: bool) -> None:
     dumps = _layers(False), _layers(True)
@@ -57,6 +58,7 @@ def test_a_loop_in_reverse_over_a_reversed_stack_is_the_same(of_ref: bool) -> No
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [

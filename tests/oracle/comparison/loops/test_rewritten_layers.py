@@ -69,6 +69,7 @@ def reference() -> gs.Dump:
     return captured(whole)
 
 
+@pytest.mark.slow
 def test_a_layer_that_was_rewritten_as_a_loop_is_the_same_either_way(reference: gs.Dump) -> None:
     rewritten = captured(in_blocks())
     for found in (gs.compare(reference, rewritten), gs.compare(rewritten, reference)):
@@ -77,18 +78,21 @@ def test_a_layer_that_was_rewritten_as_a_loop_is_the_same_either_way(reference: 
         assert alone == {"a step between tensors that agree"}
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_iterations_is_made_in_the_layer(reference: gs.Dump) -> None:
     found = gs.compare(reference, captured(in_blocks(lambda factor: factor * 0.9)))
     assert found.sentence.startswith("Forward first differs at `attention0` (rel_l2")
     assert "made here" in found.sentence.partition(")")[0]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_the_iterations_cut_is_made_in_the_layer(reference: gs.Dump) -> None:
     found = gs.compare(reference, captured(in_blocks(lax.stop_gradient)))
     assert found.sentence.startswith("Backward only: forward agrees, backward first differs at `act0`")
     assert "made in `attention1`" in found.sentence.partition(")")[0]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_lost_in_the_iterations_of_a_loop_of_both_is_missing() -> None:
     def looped(*, kept: bool) -> gs.Dump:
         def loss(kernels: Array, batch: dict[str, Array]) -> Array:
@@ -145,6 +149,7 @@ def scanned(*, backwards: bool = False, first: int = 0, last: int = 4) -> gs.Dum
     return gs.capture(loss, {"layers": np.stack(KERNELS)}, {"x": READ})
 
 
+@pytest.mark.slow
 def test_layers_that_a_scan_takes_from_the_last_to_the_first_are_said_to_read_each_other() -> None:
     assert gs.compare(unrolled(), scanned()).verdict == "same"
     found = gs.compare(unrolled(), scanned(backwards=True)).sentence

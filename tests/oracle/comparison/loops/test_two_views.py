@@ -67,6 +67,7 @@ def test_the_encoder_of_two_views_may_be_called_in_any_way(way: Way, *, stopped:
         assert {row.status for row in found.rows if row.counts} == {"same"}
 
 
+@pytest.mark.slow
 def test_calls_of_another_order_keep_their_names_where_the_views_are_exchanged() -> None:
     found = gs.compare(captured("in turn"), captured("the other way round", exchanged=True))
     assert found.verdict == "different"

@@ -36,6 +36,7 @@ def nearly_parallel(dtype: Any, scale: float, noise: float) -> tuple[Array, Arra
     return a, (a * scale * (1 + noise * generator.standard_normal(a.size))).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 1 + 1e-5, 1.5, 0.1, 1e-6, 1e6, -1])
 @pytest.mark.parametrize("noise", [1e-1, 1e-4, 1e-7])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -44,6 +45,7 @@ def test_single_precision_and_below_are_right_to_thirteen_digits(dtype: Any, sca
     assert metrics(a, b).alignment.one_minus_cosine == pytest.approx(exact_one_minus_cosine(a, b), rel=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1 + 1e-5, 1.5, 1e-6, 1e6])
 @pytest.mark.parametrize("noise", [1e-1, 1e-4, 1e-7, 1e-12])
 def test_the_sine_of_double_precision_is_right_to_its_last_digits(scale: float, noise: float) -> None:
@@ -67,6 +69,7 @@ def test_one_element_of_many_iterations_the_vector() -> None:
     assert metrics(a, b).alignment.one_minus_cosine == pytest.approx(across / 2, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 2, 750, 1499])
 @pytest.mark.parametrize("scale", [1, 1.5, -1])
 def test_parts_of_different_slope_merge_to_the_angle_of_the_vectors(cut: int, scale: float) -> None:

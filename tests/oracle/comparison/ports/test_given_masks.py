@@ -72,6 +72,7 @@ def _attention(fill: float, *, scale: float = 1.0, ahead: int = 0) -> Any:
     return gs.capture(loss, weights, {"x": jax.random.normal(keys[2], (2, LENGTH, FEATURES))}, origins=False)
 
 
+@pytest.mark.slow
 @sampled("fill", [-1e9, -1e6, -jnp.inf, float(jnp.finfo("float32").min)])
 def test_a_mask_may_write_any_number_that_outweighs_all_others(fill: float) -> None:
     reference, port = _attention(-1e9), _attention(fill)
@@ -88,6 +89,7 @@ class _Padded(_Attention):
         return super().forward(x, (1 - kept[:, None]).float() * -10000.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "own", "other"),
     [("no mask", "`kept` as the mask", "no mask"), ("scale", "scores times 1.0", "scores times 0.41")],

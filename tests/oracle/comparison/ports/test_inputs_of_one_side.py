@@ -51,6 +51,7 @@ def _compared(factor: float) -> gs.Comparison:
     return gs.compare(reference, gs.capture(loss, state, batch, origins=False))
 
 
+@pytest.mark.slow
 def test_a_mask_needs_no_tolerance_where_another_tensor_does() -> None:
     assert _compared(1.0).verdict == "same"
     found = _compared(1.01)

@@ -237,6 +237,7 @@ def _small(fault: str, *, size: int, states: int) -> gs.Comparison:
         return gs.compare(reference, gs.capture(loss, weights, read.numpy(), origins=False))
 
 
+@pytest.mark.slow
 def test_the_states_of_a_layer_are_no_stack_of_the_first_results_of_iterations() -> None:
     found = _small("late", size=6, states=6)
     assert " that in the candidate " not in found.sentence, found.sentence
@@ -274,6 +275,7 @@ def test_no_form_is_told_that_a_right_layer_may_have_beside_its_output() -> None
         assert " that in the candidate " not in gs.compare(reference, port).sentence
 
 
+@pytest.mark.slow
 def test_nothing_is_told_of_other_faults() -> None:
     reference, weights = _reference("GRU")
     for fault, scaled in (("", 1.01), ("reset", 1.01)):
@@ -281,6 +283,7 @@ def test_nothing_is_told_of_other_faults() -> None:
         assert " that in the candidate " not in gs.compare(reference, _port("GRU", fault, other)).sentence
 
 
+@pytest.mark.slow
 def test_a_step_of_one_framework_needs_no_counterpart_where_all_names_are_the_reference_s() -> None:
     reference, weights = _reference("GRU", directions=2, depth=2)
     found = gs.compare(reference, _port("GRU", "", weights, directions=2, depth=2))

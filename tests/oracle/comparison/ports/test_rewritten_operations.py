@@ -65,6 +65,7 @@ def test_other_operations_of_a_rewritten_layer_are_no_difference() -> None:
         assert not [row.name for row in comparison.rows if row.counts and row.status != "same"]
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_rewritten_layer_is_one_in_that_layer() -> None:
     comparison = gs.compare(captured(written), captured(without_scale))
     assert comparison.verdict == "different"
@@ -116,6 +117,7 @@ def _of_another_label(logits: Array, label: Any) -> Array:
     return _by_logsumexp(logits, (label + 1) % SIZE)
 
 
+@pytest.mark.slow
 @sampled("loss", [_by_logsumexp, _by_product])
 @pytest.mark.parametrize("dense", [_dense, _broadcast])
 def test_other_operations_of_a_loss_are_no_difference(
@@ -151,6 +153,7 @@ def _sequences(*, batch_first: bool, scale: float = 1.0) -> Dump:
     return gs.capture(loss, weights, jax.random.normal(keys[2], (3, 5, 4)), origins=False)
 
 
+@pytest.mark.slow
 def test_values_of_one_name_may_have_their_axes_in_another_order() -> None:
     reference, other = _sequences(batch_first=True), _sequences(batch_first=False)
     for found in (gs.compare(reference, other), gs.compare(other, reference)):

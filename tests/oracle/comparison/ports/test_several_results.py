@@ -94,6 +94,7 @@ class _Classifier(nn.Module):
         return self.out(self.encoder(x))
 
 
+@pytest.mark.slow
 def test_a_model_is_not_the_module_of_its_name_inside_of_the_other_one() -> None:
     torch.manual_seed(0)
     model, x = _Classifier(), torch.randn(3, FEATURES)

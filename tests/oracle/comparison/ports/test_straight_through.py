@@ -77,6 +77,7 @@ def _port(*, estimator: bool = True, of_input: bool = False) -> Dump:
         return gs.capture(loss, params, {"x": np.asarray(BATCH)}, origins=False)
 
 
+@pytest.mark.slow
 def test_what_an_estimator_returns_is_paired_with_what_it_returns_elsewhere(reference: Dump) -> None:
     found = gs.compare(reference, _port())
     assert found.verdict == "same", found.sentence
@@ -104,6 +105,7 @@ class _Flat(nn.Module):
         return self.decoder(z + (q - z).detach()), loss
 
 
+@pytest.mark.slow
 def test_that_the_loss_reads_the_input_beside_an_estimator_counts_for_no_difference() -> None:
     read = BATCH[..., :4]
     reference = capture(_Flat(), lambda y: (y[0] - read).square().mean() + y[1], {"x": BATCH})

@@ -160,6 +160,7 @@ def rules(tmp_path: Path) -> Path:
     return tmp_path / "map.toml"
 
 
+@pytest.mark.slow
 def test_a_right_port_is_the_same_layer_by_layer(arguments: tuple[Any, Any], scanned: gs.Dump, rules: Path) -> None:
     found = judged(scanned, ported(arguments), rules)
     assert found.verdict == "same", found.sentence
@@ -172,6 +173,7 @@ def test_a_right_port_is_the_same_layer_by_layer(arguments: tuple[Any, Any], sca
     assert rows["activation/block"].matched_by == "iterations"
 
 
+@pytest.mark.slow
 def test_an_off_by_one_mask_in_one_block_of_the_port_is_found_there(
     arguments: tuple[Any, Any], scanned: gs.Dump, rules: Path
 ) -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 EXAMPLES, WIDTH = 600, 6
 
 
+@pytest.mark.slow
 def test_a_network_in_bfloat16_is_the_one_in_float32() -> None:
     found = drawn_port(117, precision="bfloat16").compared()  # a convolution with a bias before a batch norm
     assert found.verdict == "same", found.sentence
@@ -52,6 +53,7 @@ def test_a_bias_before_a_batch_norm_has_no_gradient_in_bfloat16() -> None:
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 def test_a_batch_norm_of_bfloat16_that_takes_its_mean_for_a_constant_is_different() -> None:
     found = gs.compare(captured(jnp.float32), captured(jnp.bfloat16, is_mean_fixed=True))
     assert found.verdict == "different"

@@ -35,6 +35,7 @@ def _network(narrow: int | None = None, *, dtype: str = "bfloat16", scale: float
     return gs.capture(loss, kernels, rng.normal(size=(16, 32)).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_layer_that_computes_in_fewer_digits_is_told(dtype: str) -> None:
     found = gs.compare(_network(), _network(2, dtype=dtype))
@@ -43,6 +44,7 @@ def test_a_layer_that_computes_in_fewer_digits_is_told(dtype: str) -> None:
     assert [row.name for row in found.rows if "computed in" in row.likely] == ["dense2"]
 
 
+@pytest.mark.slow
 def test_rounding_is_not_told_for_what_it_does_not_explain_or_what_both_do() -> None:
     assert "computed in" not in gs.compare(_network(), _network(2, scale=1.05)).sentence
     assert "computed in" not in gs.compare(_network(2), _network(2, scale=1.002)).sentence

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -39,6 +40,7 @@ def test_tensors_that_rounding_may_make_are_counted(depth: int, wide: bool) -> N
     assert all(row.tolerance is not None for row in found.rows if row.accumulated)
 
 
+@pytest.mark.slow
 def test_a_fault_is_counted_nowhere() -> None:
     found = gs.compare(_network(24, "float32"), _network(24, "bfloat16", 1.3))
     assert not found

@@ -42,6 +42,7 @@ def _attention(*, ported: bool, dtype: Any = jnp.float32) -> gs.Dump:
         return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_what_a_softmax_does_not_depend_on_is_no_difference() -> None:
     ref, cand = _attention(ported=False), _attention(ported=True)
     name = "activation_grad/attention/src"
@@ -77,6 +78,7 @@ def _biased(*, ported: bool, dtype: Any = jnp.float32) -> gs.Dump:
         return gs.capture(loss, weights, {"x": drawn(9, 3, 7, 16)}, origins=False)
 
 
+@pytest.mark.slow
 def test_rounding_of_two_programs_has_nothing_in_common() -> None:
     found = gs.compare(_biased(ported=False), _biased(ported=True))
     assert found.verdict == "same", found.sentence
@@ -84,6 +86,7 @@ def test_rounding_of_two_programs_has_nothing_in_common() -> None:
     assert narrow.verdict == "same", narrow.sentence
 
 
+@pytest.mark.slow
 def test_the_gradient_of_what_the_loss_does_not_depend_on_is_no_difference() -> None:
     """A value is added to the advantages of all actions, and the loss reads both."""
 
@@ -112,6 +115,7 @@ def _tilted(x: Any, times: Any) -> Any:
         return x + (times - 1) * (x - jax.lax.stop_gradient(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("unit", [1e4, 1e6])
 def test_the_gradient_of_a_value_in_a_large_unit_is_none_of_rounding(unit: float, is_wrong: bool) -> None:
@@ -137,6 +141,7 @@ def test_the_gradient_of_a_value_in_a_large_unit_is_none_of_rounding(unit: float
     assert not is_wrong or "backward first differs at `lin`" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.0, 1.5, -1.0])
 def test_a_multiple_of_a_gradient_is_none_of_rounding(times: float) -> None:
     """However little a layer reads of a value, rounding of two programs is no multiple of each other."""
@@ -157,6 +162,7 @@ def test_a_multiple_of_a_gradient_is_none_of_rounding(times: float) -> None:
     assert found.verdict == ("same" if times == 1.0 else "different"), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.0, 1.5])
 def test_the_gradient_of_a_branch_that_adds_very_little_is_none_of_rounding(times: float) -> None:
     """ConvNeXt scales its branches by 1e-6 at first, and Adam follows gradients of any size."""
@@ -205,6 +211,7 @@ def _cross_attention(*, ported: bool) -> gs.Dump:
         return gs.capture(loss, weights, {"y": drawn(9, 3, 5, 16)}, origins=False)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_queries_of_equal_values_is_no_difference() -> None:
     ref, cand = _cross_attention(ported=False), _cross_attention(ported=True)
     one, two = (np.asarray(each.source.array("param_grad/query/kernel")) for each in (ref, cand))

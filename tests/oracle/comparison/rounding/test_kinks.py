@@ -81,6 +81,7 @@ def test_right_programs_are_the_same_where_rounding_decides_at_a_kink(activation
     assert all(row.tolerance < 0.05 for row in found.rows if row.tolerance is not None)
 
 
+@pytest.mark.slow
 def test_gradients_that_a_rule_of_the_user_admits_are_the_same_by_that_rule() -> None:
     found = gs.compare(_dump("relu"), _dump("relu", apart=3e-5), tol=[r"(activation|param|input)_grad/.*=rel_l2 < 0.5"])
     assert found, found.sentence
@@ -88,6 +89,7 @@ def test_gradients_that_a_rule_of_the_user_admits_are_the_same_by_that_rule() ->
     assert not any(row.kinked for row in found.rows)
 
 
+@pytest.mark.slow
 @sampled("activation", ["relu", "clipped", "pooled"])
 def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -> None:
     found = gs.compare(_dump(activation), _dump(activation, apart=3e-5, scale=1.1))
@@ -95,11 +97,13 @@ def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -
     assert "backward first differs at `behind`" in found.sentence
 
 
+@pytest.mark.slow
 def test_more_flips_than_rounding_makes_and_larger_values_are_differences() -> None:
     for apart in (5e-3, 0.05):
         assert not gs.compare(_dump("relu"), _dump("relu", apart=apart), tol=["activation/.*=1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selected", ["first", "behind", "norm"])
 def test_a_selection_has_the_verdict_of_the_whole(selected: str) -> None:
     found = gs.compare(_dump("relu"), _dump("relu", apart=3e-5), select=selected)
@@ -139,6 +143,7 @@ def _smooth(function: str, scale: float, dtype: str = "float32") -> Dump:
     return gs.capture(loss, kernels, batch)
 
 
+@pytest.mark.slow
 @sampled("function", ["tanh", "gelu", "relu"])
 def test_signs_that_flip_excuse_no_factor_and_nothing_of_a_smooth_function(function: str) -> None:
     right = gs.compare(_smooth(function, 1.0), _smooth(function, 1.0, "bfloat16"))

@@ -95,6 +95,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_no_difference(folder: Path)
     assert gradscope("compare", "ref", "reordered", "--bitwise", folder=folder).status == 1
 
 
+@pytest.mark.slow
 @sampled(
     ("options", "step", "family", "name"),
     [

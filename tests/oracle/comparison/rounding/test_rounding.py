@@ -54,6 +54,7 @@ def _network(dtype: Any, *, scale: float = 1.0, hidden: bool = False) -> Dump:
     return captured((loss, _weights(), batch))
 
 
+@pytest.mark.slow
 def test_a_candidate_in_bfloat16_with_float32_parameters_is_judged_by_bfloat16() -> None:
     reference = _network(jnp.float32)
     found = gs.compare(reference, _network(jnp.bfloat16))
@@ -81,6 +82,7 @@ def _normalised(dtype: Any, *, momentum: float = 0.9) -> Dump:
     return gs.capture(loss, weights, draw(size=(16, 5)).astype(np.float32), origins=False)
 
 
+@pytest.mark.slow
 def test_an_auxiliary_output_is_as_precise_as_what_it_may_be_computed_from() -> None:
     reference = _normalised(jnp.float32)
     found = gs.compare(reference, _normalised(jnp.bfloat16))
@@ -125,6 +127,7 @@ def test_new_state_is_as_precise_as_the_layer_that_has_it(frozen: bool) -> None:
     assert not gs.compare(reference, _with_state(jnp.bfloat16, frozen=frozen, momentum=0.898))
 
 
+@pytest.mark.slow
 def test_a_precision_that_the_dump_does_not_show_is_said_by_hand() -> None:
     reference, hidden = _network(jnp.float32), _network(jnp.bfloat16, hidden=True)
     assert gs.compare(reference, hidden)  # its layers state what they compute in
@@ -157,6 +160,7 @@ def _scaled(source: MemoryDump, key: str, factor: float) -> MemoryDump:
 ZERO = {CONVNET: {"conv1/bias"}, VISION: {"blocks.1/fc2/bias", "stem/bias"}}
 
 
+@pytest.mark.slow
 @sampled("port", ZERO, ids=lambda port: port.name)
 def test_an_error_of_a_thousandth_is_hidden_by_no_floor(port: Port) -> None:
     source = _reference(port)
@@ -221,6 +225,7 @@ def _attention(*, scanned: bool, checkpointed: bool = False) -> Dump:
     return captured((loss, stacked if scanned else weights, _normal(130, 5, 12, 16)))
 
 
+@pytest.mark.slow
 @sampled("checkpointed", [False, True])
 def test_a_scanned_transformer_is_the_same_as_its_blocks_written_out(*, checkpointed: bool) -> None:
     flat, loop = _attention(scanned=False), _attention(scanned=True, checkpointed=checkpointed)
@@ -268,6 +273,7 @@ def _biased_keys(*, scopes: bool, packed: bool = False) -> Dump:
     return captured((loss, weights, {"x": _normal(70, 6, 9, 8)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_is_zero_but_for_rounding_is_told_by_the_program_that_has_scopes_around_it(packed: bool) -> None:
     found = gs.compare(_biased_keys(scopes=False), _biased_keys(scopes=True, packed=packed), allow_missing=[".*"])
@@ -293,6 +299,7 @@ def test_statistics_alone_tell_what_is_zero_but_for_rounding(factor: float) -> N
         assert row.why.startswith("zero but for rounding: the difference of at most"), row.why
 
 
+@pytest.mark.slow
 def test_gradients_of_operations_that_broadcast_are_zero_but_for_rounding() -> None:
     """That of a mean inside a variance, what operations make of it, and that of the maximum in a log-softmax."""
 
@@ -373,6 +380,7 @@ def _shifted(*, noise: float = 0.0, wrong: float = 0.0) -> Dump:
     return gs.capture(loss, {"kernel": kernel, "bias": np.ones(4, np.float32)}, x, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "wrong"), [(1e-5, 0.0), (1e-2, 0.0), (0.0, 1e-3)])
 def test_a_bias_gradient_that_is_zero_may_be_apart_by_what_is_summed_in_it(noise: float, wrong: float) -> None:
     found = gs.compare(_shifted(), _shifted(noise=noise, wrong=wrong))

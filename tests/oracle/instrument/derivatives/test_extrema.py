@@ -46,6 +46,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], Any]:
     return jax.tree.map(jnp.float32, weights), jnp.float32(draw.normal(size=(4, 16, 6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @sampled("extremum", EXTREMA)
 def test_every_window_hands_its_cotangent_on(extremum: Callable[..., Any], seed: int) -> None:
@@ -63,6 +64,7 @@ def test_so_do_the_terms_of_its_operand() -> None:
     assert np.count_nonzero(dump["term/pool/reduce_max.0"]) == 4 * 4 * 8
 
 
+@pytest.mark.slow
 def test_a_maximum_in_a_scan_and_in_shards() -> None:
     """JAX's own gradient is NaN here once it is compiled (0.10.2): no element equals the maximum."""
     weights, x = drawn(2)
@@ -87,6 +89,7 @@ def test_a_maximum_in_a_scan_and_in_shards() -> None:
         np.testing.assert_allclose(seen.params[name], gradient, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_its_derivative_is_differentiated_again() -> None:
     weights, x = drawn(3)
 
@@ -104,6 +107,7 @@ def test_its_derivative_is_differentiated_again() -> None:
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_ties_share_the_cotangent() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         made = layer("rounded", lambda: jnp.round(x @ weight) + (x @ weight) * 0.0, probe=probe)

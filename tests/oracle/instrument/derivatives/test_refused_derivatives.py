@@ -85,6 +85,7 @@ def test_a_refused_operand_is_constant_as_in_the_plain_program(name: str, ops: A
     assert absent >= ({"forward-only"} if name in NOT else {"disconnected"})
 
 
+@pytest.mark.slow
 def test_the_same_operations_where_they_can_be_differentiated_have_their_gradients() -> None:
     def loss(params: Any) -> Any:
         constant = lax.stop_gradient(params["a"] * 1.5)
@@ -96,6 +97,7 @@ def test_the_same_operations_where_they_can_be_differentiated_have_their_gradien
     np.testing.assert_allclose(dump[stopped], gradient, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_function_with_a_batching_rule_may_ask_for_an_axis_of_the_mesh() -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     total = jax.custom_batching.sequential_vmap(lambda x: lax.psum(jnp.sin(x), "data"))

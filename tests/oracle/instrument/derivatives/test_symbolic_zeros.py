@@ -96,6 +96,7 @@ def of_other_constants(rule: Callable[..., Any], weights: Any, batch: Any) -> An
 PROGRAMS = (of_a_constant, in_a_scan, in_a_branch)
 
 
+@pytest.mark.slow
 @sampled(
     ("program", "rule"),
     [*((program, rule) for program in PROGRAMS for rule in (rated, choosy)), (of_other_constants, rated)],
@@ -125,6 +126,7 @@ def refusing_jvp(primals: Any, tangents: Any) -> Any:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_not_run_stays_so() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("rate"):
@@ -192,6 +194,7 @@ def of_an_input(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
         return jnp.square(y @ weights["w"]).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rated, choosy])
 def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any) -> None:
     batch = BATCH | {"side": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)}
@@ -212,6 +215,7 @@ def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any)
     assert "has a rule that may notice" in line.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_loop_of_constants_beside_a_rule_has_nothing_to_do_with_it(mapped: bool) -> None:
     @jax.custom_vjp

@@ -59,6 +59,7 @@ def test_a_mask_of_another_iteration_shows_the_side_on_which_a_rule_is_wrong() -
     assert rule(proof(scanned(masks[:1])), "masked").status == "correct"
 
 
+@pytest.mark.slow
 def test_another_call_shows_the_branch_in_which_a_rule_is_wrong() -> None:
     found = rule(proof(lambda w, x: by_sum(by_sum(jnp.abs(x @ w)) - 9.0).sum()), "by_sum")
     assert (found.status, found.factor) == ("wrong", pytest.approx(2.0))
@@ -66,6 +67,7 @@ def test_another_call_shows_the_branch_in_which_a_rule_is_wrong() -> None:
     assert rule(proof(lambda w, x: by_sum(by_sum(jnp.abs(x @ w)) + 9.0).sum()), "by_sum").status == "correct"
 
 
+@pytest.mark.slow
 def test_another_size_of_an_operand_shows_where_a_rule_is_wrong() -> None:
     found = rule(proof(lambda w, x: steep(9.0 * jnp.exp(steep(jnp.tanh(x @ w)))).sum()), "steep")
     assert (found.status, found.factor) == ("wrong", pytest.approx(1.25))
@@ -87,6 +89,7 @@ def test_the_call_at_a_kink_is_shown_where_it_explains_a_gradient() -> None:
     assert (rule(without, "relu").status, rule(without, "relu").why) == ("correct", None)
 
 
+@pytest.mark.slow
 def test_a_right_rule_of_which_all_sides_are_taken_is_correct() -> None:
     def loss(w: Any, x: Any) -> Any:
         y, _ = lax.scan(
@@ -109,6 +112,7 @@ def of_dropped(key: Any, g: Any) -> Any:
 dropped.defvjp(lambda x, key: (dropped(x, key), key), of_dropped)
 
 
+@pytest.mark.slow
 def test_a_rule_may_take_the_random_keys_that_a_loop_is_over() -> None:
     def loss(w: Any, x: Any) -> Any:
         keys = jax.random.split(jax.random.key(1), 3)

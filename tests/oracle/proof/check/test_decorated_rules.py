@@ -31,6 +31,7 @@ def _rule(function: Callable[[Any, Any], Any]) -> ProofRow:
     return row
 
 
+@pytest.mark.slow
 def test_a_function_of_equinox_with_a_forward_rule_has_its_own_name_and_line() -> None:
     eqx = pytest.importorskip("equinox")
 
@@ -68,6 +69,7 @@ def test_the_arguments_of_a_function_of_equinox_are_not_called_as_those_of_its_w
     assert (row.status, row.why) == ("wrong", "argument 1: 2 times the derivative")
 
 
+@pytest.mark.slow
 def test_a_root_is_called_as_the_function_of_jax_that_finds_it() -> None:
     def root(x: Any, _: Any) -> Any:
         def tangent(function: Callable[[Any], Any], y: Any) -> Any:

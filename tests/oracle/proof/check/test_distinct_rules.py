@@ -142,11 +142,13 @@ def test_rules_are_distinct_inside_transformations(around: Callable[[Function], 
     assert uses(lambda number: around(closure(2.0 if number == 2 else 1.0))) == [3, 1]
 
 
+@pytest.mark.slow
 def test_equal_rules_are_one_in_a_deep_network() -> None:
     made = closure(1.0)
     assert uses(lambda _: made, 50) == uses(lambda _: closure(1.0), 50) == [50]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [closure, of_tangents])
 def test_the_wrong_one_of_two_rules_is_named_with_its_line_and_factor(make: Callable[[float], Any]) -> None:
     right, wrong = make(1.0), make(2.0)
@@ -176,6 +178,7 @@ def sine_and_cosine(x: Any) -> Any:
 sine_and_cosine.defvjp(lambda x: (sine_and_cosine(x), x), lambda x, g: (g[0] * jnp.cos(x) + g[1] * jnp.sin(x),))
 
 
+@pytest.mark.slow
 def test_each_output_that_a_loss_differentiates_is_checked() -> None:
     found = proof(lambda w, x: sine_and_cosine(x @ w)[0].sum() + sine_and_cosine(x @ w)[1].sum())
     assert [(row.status, row.factor) for row in found.rules] == [("correct", None), ("wrong", -1.0)]

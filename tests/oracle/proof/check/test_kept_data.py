@@ -45,6 +45,7 @@ def _logits(params: Any, batch: Any) -> Any:
     return jnp.tanh(batch["x"] @ params["w"] + params["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [_none, jnp.zeros_like])
 def test_a_rule_may_return_no_gradient_for_labels_and_its_row_says_so(labels: Callable[[Any], Any]) -> None:
     entropy = _entropy(labels)
@@ -57,6 +58,7 @@ def test_a_rule_may_return_no_gradient_for_labels_and_its_row_says_so(labels: Ca
     assert reasons["input_grad/x"] is None
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_rule_is_still_checked() -> None:
     entropy = _entropy(_none, 2.0)
     found = proof(lambda params, batch: entropy(_logits(params, batch), batch["y"]))
@@ -64,6 +66,7 @@ def test_the_rest_of_the_rule_is_still_checked() -> None:
     assert (rule.status, rule.arguments, rule.factor) == ("wrong", ("logits",), 2.0)
 
 
+@pytest.mark.slow
 def test_labels_in_every_iteration_of_a_loop_and_for_each_example() -> None:
     entropy = _entropy(_none)
 
@@ -90,6 +93,7 @@ def test_another_call_may_give_the_rule_what_is_trained() -> None:
     assert [row.arguments for row in found.rules if row.status == "wrong"] == [("labels",)]
 
 
+@pytest.mark.slow
 def test_zeros_for_all_that_a_rule_is_given_are_wrong_though_it_is_data() -> None:
     scaled = jax.custom_vjp(lambda x: 3.0 * x)
     scaled.defvjp(lambda x: (3.0 * x, None), lambda _, gradient: (jnp.zeros_like(gradient),))
@@ -102,6 +106,7 @@ def test_zeros_for_all_that_a_rule_is_given_are_wrong_though_it_is_data() -> Non
     assert [(row.status, row.factor) for row in found.rules] == [("wrong", 0.0)]
 
 
+@pytest.mark.slow
 def test_zeros_for_data_that_a_parameter_enters_too_are_wrong() -> None:
     entropy = _entropy(_none)
     found = proof(lambda params, batch: entropy(_logits(params, batch), batch["y"] + params["b"]))

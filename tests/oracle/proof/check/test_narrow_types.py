@@ -55,6 +55,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
@@ -83,12 +84,14 @@ def test_rounding_to_the_digits_of_a_narrow_type_is_taken_as_a_cast_to_it_is(
     assert set(statuses(found).values()) == {"correct"}
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_told_in_bfloat16_with_its_factor() -> None:
     found = proof(lambda w, x: jnp.sin(half_squared(in_half(w, x))).sum(), W.astype(HALF))
     assert (rule(found, "half_squared").status, rule(found, "half_squared").factor) == ("wrong", 0.5)
     assert found.gradients[0].status == "wrong"
 
 
+@pytest.mark.slow
 def test_a_rule_in_float8_is_held_to_more_digits_than_float8_has() -> None:
     def rounded(x: Any) -> Any:
         return x.astype(jnp.float8_e4m3fn).astype(x.dtype)
@@ -99,6 +102,7 @@ def test_a_rule_in_float8_is_held_to_more_digits_than_float8_has() -> None:
     assert (rule(found, "rounded").status, rule(found, "rounded").factor) == ("wrong", 0.9)
 
 
+@pytest.mark.slow
 def test_a_loss_of_float32_alone_is_checked_with_the_digits_of_float64() -> None:
     def loss(w: Any, x: Any) -> Any:
         summed, _ = lax.scan(lambda total, row: (total + squared(row @ w), None), jnp.zeros(4, jnp.float32), x)
@@ -110,6 +114,7 @@ def test_a_loss_of_float32_alone_is_checked_with_the_digits_of_float64() -> None
     assert max(row.expected or 0.0 for row in found.rules) < 1e-6
 
 
+@pytest.mark.slow
 def test_what_casts_to_float32_inside_is_checked_with_the_digits_of_float64() -> None:
     found = proof(lambda w, x: jnp.sin(squared(x.astype(jnp.float32) @ w.astype(jnp.float32))).sum())
     assert {row.status for row in found.rows} == {"correct"}

@@ -115,6 +115,7 @@ def with_steps(x: Any) -> tuple[Any, Any]:
 with_steps.defvjp(lambda x: (with_steps(x), x), lambda x, g: (2.0 * g[0] * x,))
 
 
+@pytest.mark.slow
 def test_an_output_that_the_loss_does_not_differentiate_does_not_count() -> None:
     found = proof(lambda w, x: with_steps(x @ w)[0].sum())
     assert rule(found, "with_steps").status == "correct"
@@ -122,6 +123,7 @@ def test_an_output_that_the_loss_does_not_differentiate_does_not_count() -> None
     assert rule(found, "with_steps").status == "wrong"
 
 
+@pytest.mark.slow
 def test_a_right_rule_is_correct() -> None:
     found = proof(lambda w, x: (squared(x @ w) + cubed(x @ w)).sum())
     assert found.verdict == "correct"
@@ -141,16 +143,19 @@ def with_density(factor: float) -> Callable[[Any, Any], Any]:
     return lambda w, x: (made(x @ w) * 3.0).sum()
 
 
+@pytest.mark.slow
 def test_the_digits_of_a_constant_are_those_of_the_model() -> None:
     assert proof(with_density(1.0)).verdict == "correct"
     assert proof(with_density(1.0 + 1e-6)).verdict == "wrong"
 
 
+@pytest.mark.slow
 def test_a_factor_near_one_is_said_with_its_digits() -> None:
     found = proof(with_density(1.0 + 1e-6))
     assert "1.000001 times" in str(rule(found, "distribution").why)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:
     functions: dict[str, Any] = {each.fun.__name__: each for each in (squared, half_squared, cubed, shifted, nearly)}
     found = proof(together({name: through(each) for name, each in functions.items()}), dict.fromkeys(functions, W))
@@ -166,6 +171,7 @@ def decorated(x: Any, scale: Any) -> Any:
     return jnp.tanh(x) * scale, lambda g: (3.0 * g * (1.0 - jnp.tanh(x) ** 2) * scale, (g * jnp.tanh(x)).sum())
 
 
+@pytest.mark.slow
 @sampled("around", [lambda f: f, jax.jit, jax.checkpoint])
 def test_a_decorated_function_has_its_own_name_and_line(around: Callable[[Any], Any]) -> None:
     found = rule(proof(lambda w, x: jnp.square(around(decorated)(x @ w, w[0, 0])).sum()), "decorated")
@@ -173,6 +179,7 @@ def test_a_decorated_function_has_its_own_name_and_line(around: Callable[[Any], 
     assert (found.source or "").startswith("test_rules.py:")
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
     found = proof(lambda w, x: one_of_two(x @ w, jnp.cos(x @ w)).sum())
     assert rule(found, "one_of_two").status == "wrong"
@@ -202,6 +209,7 @@ def in_iterations(power: Any) -> Callable[[Any, Any], Any]:
     return lambda w, x: lax.fori_loop(0, 3, lambda mode, total: total + power(mode, x @ w).sum(), 0.0)
 
 
+@pytest.mark.slow
 @sampled("loss", [in_calls, in_iterations])
 def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Callable[[Any], Any]) -> None:
     assert rule(proof(loss(of_modes(lambda mode: True))), "power").status == "correct"
@@ -213,6 +221,7 @@ def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Calla
     )
 
 
+@pytest.mark.slow
 def test_the_only_value_of_a_flag_is_said_of_a_wrong_rule_and_that_of_a_measure_is_not() -> None:
     @jax.custom_vjp
     def chosen(flag: Any, slope: Any, x: Any) -> Any:
@@ -242,6 +251,7 @@ def warped(x: Any) -> Any:
 warped.defvjp(lambda x: (warped(x), x), lambda x, g: (jnp.where(x < 0, x, 1.0) * g,))
 
 
+@pytest.mark.slow
 @sampled(
     ("function", "shift", "said"),
     [
@@ -293,6 +303,7 @@ def test_a_linear_solve_that_has_no_transposed_one_has_no_rule() -> None:
     assert not list(found.rules)
 
 
+@pytest.mark.slow
 def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     @jax.custom_vjp
     def scaled(x: Any, scale: Any) -> Any:
@@ -303,6 +314,7 @@ def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     assert (wrong.status, wrong.why) == ("wrong", "operands[1]: 0 times the derivative")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constant", "factor", "status"),
     [(lambda: 1.5, None, "correct"), (lambda: 1.5, 0.5, "wrong"),
@@ -363,6 +375,7 @@ def test_a_length_that_several_axes_have_is_said_of_all() -> None:
     assert found.why == "x: 4 times the derivative, the length of its axes 0 and 1"
 
 
+@pytest.mark.slow
 def test_an_exchange_is_told_of_single_numbers_too() -> None:
     """Any two numbers are multiples of each other."""
 
@@ -375,6 +388,7 @@ def test_an_exchange_is_told_of_single_numbers_too() -> None:
     assert found.why == "a: the derivative with respect to b; b: the derivative with respect to a"
 
 
+@pytest.mark.slow
 @sampled(
     ("forward", "backward", "why", "allow"),
     [
@@ -406,6 +420,7 @@ def test_a_rule_that_may_be_meant_to_be_no_derivative_can_be_allowed(
     assert (wrong.status, wrong.why, wrong.allow) == ("wrong", why, allow)
 
 
+@pytest.mark.slow
 def test_a_rule_is_checked_where_it_runs() -> None:
     def loss(w: Any, x: Any) -> Any:
         y = lax.cond(x[0, 0] > 100.0, half_squared, jnp.sin, x @ w)
@@ -414,6 +429,7 @@ def test_a_rule_is_checked_where_it_runs() -> None:
     assert rule(proof(loss), "half_squared").status == "wrong"
 
 
+@pytest.mark.slow
 def test_of_two_rules_the_wrong_one_is_named() -> None:
     found = proof(lambda w, x: half_squared(cubed(squared(x @ w))).sum())
     assert [rule(found, name).status for name in ("squared", "cubed", "half_squared")] == [
@@ -423,6 +439,7 @@ def test_of_two_rules_the_wrong_one_is_named() -> None:
     ]
 
 
+@pytest.mark.slow
 @sampled(
     "around",
     [
@@ -438,6 +455,7 @@ def test_a_wrong_rule_is_found_inside_transformations(around: Callable[[Any], An
     assert rule(found, "half_squared").source.startswith("test_rules.py:")  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_among_many_leaves_the_wrong_ones_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaves, "_ONE_BY_ONE", 4)
     names = [f"w{number}" for number in range(6)]
@@ -476,6 +494,7 @@ def test_where_all_leaves_are_wrong_only_some_are_isolated(monkeypatch: pytest.M
     assert any(what.endswith("together, param_grad/w3 to input_grad/value") for what in wrong)
 
 
+@pytest.mark.slow
 def test_a_kink_is_no_false_alarm() -> None:
     found = proof(together(KINKS), dict.fromkeys(KINKS, jnp.zeros((3, 4))))
     assert found.verdict == "correct"
@@ -484,6 +503,7 @@ def test_a_kink_is_no_false_alarm() -> None:
     assert status["param_grad/relu of a zero parameter"] == status["param_grad/a tie of maxima"] == "not smooth here"
 
 
+@pytest.mark.slow
 def test_a_kink_behind_which_a_gradient_is_stopped_is_no_false_alarm() -> None:
     signs = np.tile(np.float32([1, -1, 1, -1]), (8, 1))  # so that the derivative 0 is not between those of both sides
 
@@ -497,6 +517,7 @@ def test_a_kink_behind_which_a_gradient_is_stopped_is_no_false_alarm() -> None:
     assert halved.verdict == "wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [lambda w: jnp.sqrt(w * w), lambda w: jnp.where(w < 1.0, w, jnp.sqrt(w - 1.0))],
@@ -520,18 +541,21 @@ def test_a_rule_that_returns_no_number_is_said_to(number: float) -> None:
     assert (found.status, found.why, found.allow) == ("wrong", f"x: {kind}, as the derivative is not", None)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_at_a_kink_is_still_wrong() -> None:
     found = proof(lambda w, x: half_squared(jax.nn.relu(x @ w) + 1.0).sum(), jnp.zeros((3, 4)))
     assert rule(found, "half_squared").status == "wrong"
     assert rule(found, "relu").status == "not smooth here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [jnp.float32, jnp.bfloat16])
 def test_a_model_that_computes_in_few_digits_is_no_false_alarm(narrow: Any) -> None:
     found = proof(lambda w, x: jnp.tanh(x.astype(narrow) @ w.astype(narrow)).astype(jnp.float32).sum())
     assert set(statuses(found).values()) == {"correct"}
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_run_in_float64_is_checked_by_its_own_operations() -> None:
     def loss(w: Any, x: Any) -> Any:
         start = jnp.zeros((2, 4), jnp.float32)
@@ -566,6 +590,7 @@ STOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_stopped_values_count_as_constant() -> None:
     found = proof(together(STOPS), dict.fromkeys(STOPS, W))
     assert set(statuses(found).values()) == {"correct"}
@@ -615,6 +640,7 @@ def test_a_draw_of_a_gamma_distribution_has_the_derivative_of_a_quantile(inner: 
     assert found.notes[0].startswith("the derivative of draws of gamma distributions counts as right")
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
     found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
     assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
@@ -632,6 +658,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_the_worst_of_those_that
     assert row.why == "without 1 gradient that rounding alone decides"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_rounding_changes_by_much_says_why_its_error_may_be_large() -> None:
     def loss(variables: Any, x: Any) -> Any:
         x = x @ variables["w"]
@@ -720,6 +747,7 @@ def test_with_an_allowed_rule_the_rest_of_each_gradient_is_checked() -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_allowed_rule_excuses_no_other() -> None:
     loss = lambda w, x: half_squared(x @ rounded(w)).sum()  # noqa: E731
     found = proof(loss, allowed=("rounded",))
@@ -740,6 +768,7 @@ def test_an_unknown_allowed_name_is_refused_with_the_nearest() -> None:
     assert refused.value.hint == "did you mean rounded?"
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_reported_by_argument_and_factor() -> None:
     found = proof(lambda w, x: mean_product(jnp.tanh(w), jnp.cos(w)).sum() + half_squared(x).sum())
     product, half = rule(found, "mean_product"), rule(found, "half_squared")
@@ -753,6 +782,7 @@ def test_a_wrong_rule_is_reported_by_argument_and_factor() -> None:
     assert {row.what: row.factor for row in found.gradients}["input_grad/value"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_an_input_that_a_rule_refuses_is_a_constant(factor: float) -> None:
     rated = rated_by(factor)
@@ -786,6 +816,7 @@ def converged(solution: Any, residual: Any) -> Any:
 converged.defjvp(lambda primals, tangents: (converged(*primals), tangents[0]))
 
 
+@pytest.mark.slow
 def test_an_output_whose_gradient_the_next_rule_ends_does_not_count() -> None:
     found = proof(lambda w, x: jnp.square(converged(*solved(x @ w))).sum())
     assert (rule(found, "solved").status, found.verdict) == ("correct", "correct")
@@ -798,6 +829,7 @@ def test_an_output_whose_gradient_the_next_rule_ends_does_not_count() -> None:
     assert rule(used, "solved").status == "wrong"
 
 
+@pytest.mark.slow
 def test_a_truth_value_that_the_program_states_may_choose_what_a_rule_does() -> None:
     @jax.custom_jvp
     def chosen(x: Any, doubled: Any) -> Any:
@@ -878,6 +910,7 @@ def test_elements_that_are_infinite_do_not_count_where_the_rule_is_finite_withou
     assert rule(found, "_half_saved").status == "wrong"
 
 
+@pytest.mark.slow
 def test_a_function_that_is_not_finite_is_said_to_be_not_finite_and_not_the_loss() -> None:
     found = rule(proof(lambda w, x: jnp.exp(_logarithm(x @ w)).sum()), "_logarithm")
     assert (found.status, found.why) == ("not checked", "the function is not finite near these values")

@@ -70,6 +70,7 @@ def test_what_a_shard_stops_counts_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
+@pytest.mark.slow
 @sampled("check_vma", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_wrong_rule_is_named_inside_a_shard_map(check_vma: bool, dtype: Any) -> None:
@@ -93,6 +94,7 @@ def test_a_rule_that_runs_on_a_mesh_alone_is_said_not_to_be_checked() -> None:
     assert {row.status for row in found.gradients} == {"correct"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_a_rule_inside_a_shard_map_can_be_allowed(check_vma: bool) -> None:
     loss = sharded(lambda w, x: jnp.sin(rounded(x @ w)), check_vma=check_vma)

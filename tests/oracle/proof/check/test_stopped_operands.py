@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from gradscope.capturing.execution.arguments import Arguments
@@ -39,6 +40,7 @@ def test_what_the_function_of_a_root_keeps_constant_has_no_gradient() -> None:
     assert len(found.stopped) == 1
 
 
+@pytest.mark.slow
 def test_the_rule_of_a_root_is_where_the_root_is_called() -> None:
     found = proof(lambda params, x: _root(params["slope"], x * params["side"]).sum())
     (row,) = found.rules
@@ -67,6 +69,7 @@ _twice.defvjp(lambda x: (jnp.sin(x), x), lambda x, d: (2.0 * d * jnp.cos(x),))
 _unstopped.defvjp(_saving(_unstopped), lambda saved, d: (_along(saved, d), jnp.zeros(())))
 
 
+@pytest.mark.slow
 @sampled(
     ("function", "verdict"), [(_scaled, "correct"), (_doubled, "wrong"), (_full, "correct"), (_unstopped, "wrong")]
 )
@@ -75,6 +78,7 @@ def test_zeros_are_right_for_what_a_function_stops_and_for_nothing_else(function
     assert found.verdict == verdict
 
 
+@pytest.mark.slow
 def test_a_straight_through_estimator_may_round_a_number_to_the_kink_behind_it() -> None:
     def on_a_grid(of_kink: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         def loss(params: Any, x: Any) -> Any:

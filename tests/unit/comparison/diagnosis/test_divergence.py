@@ -56,6 +56,7 @@ def test_parameters_and_missing_rows_are_no_divergence() -> None:
     assert (found.forward, found.backward, found.backward_only) == (None, None, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summed", [False, True], ids=["alone", "in a sum"])
 def test_two_layers_that_read_one_other_step_are_no_two_errors(summed: bool) -> None:
     draw = np.random.default_rng(3)
@@ -107,6 +108,7 @@ def _autoencoder(*, stopped: bool = False, rows_first: bool = True) -> Dump:
     return gs.capture(loss, weights, batch, origins=False)
 
 
+@pytest.mark.slow
 def test_two_layers_behind_one_other_step_are_no_two_errors() -> None:
     found = gs.compare(_autoencoder(), _autoencoder(stopped=True))
     assert "backward first differs at `deviation`" in found.sentence

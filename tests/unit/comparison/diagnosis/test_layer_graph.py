@@ -201,6 +201,7 @@ def loops_of_one_output(count: int) -> tuple[Layer, ...]:
 CASES = (all_to_all, stated_all_to_all, many_into_one, one_inside_the_other, loops_of_one_output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_work_grows_with_the_layers(case: Callable[[int], tuple[Layer, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_graph, "_MOST_SOURCES", 0)

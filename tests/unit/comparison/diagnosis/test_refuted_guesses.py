@@ -72,12 +72,14 @@ def _first(found: Comparison) -> str:
     return found.first_divergence.forward.name
 
 
+@pytest.mark.slow
 def test_a_parameter_behind_a_stop_gradient_is_used(reference: Dump) -> None:
     found = gs.compare(reference, _program(PORTED, positions_inside=False, frozen=True))
     assert found.verdict == "different"
     assert found.first_divergence.forward is None, found.sentence
 
 
+@pytest.mark.slow
 def test_steps_of_one_computation_are_no_pair_whatever_else_differs(reference: Dump) -> None:
     assert gs.compare(reference, _program(PORTED, positions_inside=False)).verdict == "same"
     found = gs.compare(reference, _program(PORTED, positions_inside=False, slope=1.5))
@@ -85,6 +87,7 @@ def test_steps_of_one_computation_are_no_pair_whatever_else_differs(reference: D
     assert found.sentence.startswith("Forward first differs at `head`")
 
 
+@pytest.mark.slow
 def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too(reference: Dump) -> None:
     found = gs.compare(reference, _program(PORTED, positions_inside=False, positions=False))
     assert _first(found) == "embed", found.sentence
@@ -110,6 +113,7 @@ def _routed(*, ported: bool, auxiliary: bool = True) -> Dump:
     return gs.capture(loss, {name: np.float32(each) for name, each in weights.items()}, INPUT, origins=False)
 
 
+@pytest.mark.slow
 def test_a_term_that_one_loss_alone_has_bears_out_no_pair_of_which_all_else_agrees() -> None:
     reference = _routed(ported=False)
     assert gs.compare(reference, _routed(ported=True)).verdict == "same"
@@ -118,6 +122,7 @@ def test_a_term_that_one_loss_alone_has_bears_out_no_pair_of_which_all_else_agre
     assert "at the loss" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_a_layer_states_what_its_output_is_computed_from_outside_all_scopes() -> None:
     layers = {layer.path: layer for layer in _program(SAME, positions_inside=False).source.manifest.layers}
     assert layers["embed"].sources == ()  # its input and its parameter say it
@@ -146,6 +151,7 @@ def _named_alike(*, ported: bool, factor: float = 2.0) -> Dump:
     return gs.capture(loss, weights, INPUT, origins=False)
 
 
+@pytest.mark.slow
 def test_names_that_resemble_each_other_are_no_pair_where_nothing_bears_it_out() -> None:
     found = gs.compare(_named_alike(ported=False), _named_alike(ported=True))
     assert found.verdict == "same", found.sentence
@@ -190,6 +196,7 @@ def _hidden(*, ported: bool, act: Any = jax.nn.gelu, factor: str = "number", val
     return gs.capture(loss, {name: block, "head": WEIGHTS["head"]}, INPUT, families=families, origins=False)
 
 
+@pytest.mark.slow
 @sampled("values_only", [False, True], ids=["with gradients", "without gradients"])
 @pytest.mark.parametrize("factor", ["number", "scale", "kernel"])
 def test_names_that_resemble_each_other_are_a_pair_where_a_factor_of_zero_hides_the_difference(
@@ -220,6 +227,7 @@ def _pooled(*, ported: bool, stopped: bool = False) -> Dump:
     return gs.capture(loss, {"w": WEIGHTS["mix"]["w"]}, INPUT, origins=False)
 
 
+@pytest.mark.slow
 def test_another_gradient_where_there_is_none_is_no_difference_where_it_has_no_consequence() -> None:
     ref = _pooled(ported=False)
     gradient = np.asarray(ref.source.array("activation_grad/relu"))
@@ -232,6 +240,7 @@ def test_another_gradient_where_there_is_none_is_no_difference_where_it_has_no_c
     assert wrong.first_divergence.backward.name == "relu"
 
 
+@pytest.mark.slow
 def test_a_recurrence_that_is_scanned_by_halves_is_the_same() -> None:
     """The states that both programs have pass on other parts of the gradient, and each lies behind another."""
     draw = np.random.default_rng(31).normal
@@ -275,6 +284,7 @@ def _queried(*, port: bool, transposed: bool = False) -> Dump:
     return gs.capture(loss, own, {"x": draw(size=(7, 6)).astype(np.float32)}, origins=False)
 
 
+@pytest.mark.slow
 def test_products_of_one_kernel_are_a_pair_whatever_trace_they_leave() -> None:
     reference = _queried(port=False)
     assert gs.compare(reference, _queried(port=True)).verdict == "same"
@@ -305,6 +315,7 @@ def _normalised(*, port: bool, epsilon: float = 1e-6) -> Dump:
     return gs.capture(loss, own, {"x": draw(size=(7, 6)).astype(np.float32)}, origins=False)
 
 
+@pytest.mark.slow
 def test_what_products_of_one_kernel_are_computed_from_is_a_pair_whatever_trace_it_leaves() -> None:
     reference = _normalised(port=False)
     assert gs.compare(reference, _normalised(port=True)).verdict == "same"
@@ -332,6 +343,7 @@ def _attenuated(*, ported: bool, stopped: bool = False) -> Dump:
     return gs.capture(loss, {"w": WEIGHTS["mix"]["w"], "v": WEIGHTS["head"]["w"]}, INPUT, origins=False)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_added_to_a_much_larger_one_has_consequences() -> None:
     reference = _attenuated(ported=False)
     assert gs.compare(reference, _attenuated(ported=True)).verdict == "same"
@@ -414,6 +426,7 @@ def _scaled_branch(*, ported: bool, approximate: bool = False) -> Dump:
     return gs.capture(loss, weights, draw(size=(4, 6)).astype(np.float32), origins=False)
 
 
+@pytest.mark.slow
 def test_a_product_with_a_function_of_what_both_read_is_a_pair_however_small_its_trace() -> None:
     reference = _scaled_branch(ported=False)
     assert gs.compare(reference, _scaled_branch(ported=True)).verdict == "same"
@@ -444,6 +457,7 @@ def _activated(*, inside: bool, fault: bool = False) -> Dump:
     return gs.capture(loss, weights, draw(size=(4, 6)).astype(np.float32), origins=False)
 
 
+@pytest.mark.slow
 def test_a_pair_by_name_behind_a_wrong_guess_may_be_two_steps_of_one_computation() -> None:
     found = gs.compare(_activated(inside=False), _activated(inside=True))
     assert found.verdict == "same", found.sentence
@@ -475,6 +489,7 @@ def _small_branches(path: str, *, function: Callable[[Any], Any] = jnp.tanh) -> 
     return gs.capture(loss, blocks | {"head": WEIGHTS["head"]["w"]}, INPUT, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [jnp.sin, jnp.exp])
 def test_a_branch_is_compared_whose_error_is_small_in_the_sum(function: Callable[[Any], Any]) -> None:
     found = gs.compare(_small_branches("layers/{}"), _small_branches("l{}", function=function))
@@ -507,6 +522,7 @@ def _averaged(conv: str, gate: str, head: str, *, flip: bool, hides: tuple[float
     return gs.capture(loss, weights, IMAGES, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hides", [(0.02, 0.5), (0.1, 0.1)], ids=["the loss", "all that is behind the next layer"])
 def test_a_convolution_is_at_fault_where_hardly_anything_behind_it_shows_that(hides: tuple[float, float]) -> None:
     usual, right, flipped = (
@@ -525,6 +541,7 @@ def test_a_convolution_is_at_fault_where_hardly_anything_behind_it_shows_that(hi
     assert "it flips its kernel along [0, 1]" in found.sentence
 
 
+@pytest.mark.slow
 @sampled("fault", [False, True])
 def test_a_scope_around_more_than_a_convolution_is_not_at_fault(fault: bool) -> None:
     def program(names: Mapping[str, str], *, inside: bool, fault: bool = False) -> Dump:

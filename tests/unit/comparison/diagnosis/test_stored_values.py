@@ -44,6 +44,7 @@ def _likely(found: Comparison) -> dict[str, str]:
     return {row.name: row.likely for row in found.rows if row.family == "param" and row.likely}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", KEPT)
 def test_the_weight_of_another_layer_is_named_in_the_row_and_in_the_sentence(reference: Dump, kept: str) -> None:
     found = gs.compare(reference, _captured(KEPT[kept](VALUES | {"b/weight": VALUES["a/weight"]})))
@@ -51,6 +52,7 @@ def test_the_weight_of_another_layer_is_named_in_the_row_and_in_the_sentence(ref
     assert "from different parameters (`b/weight`; it has the values of `a/weight`)." in found.sentence
 
 
+@pytest.mark.slow
 def test_what_is_left_at_one_number_is_said_to_be_that_and_not_another_tensor_of_that_number(reference: Dump) -> None:
     found = gs.compare(reference, _captured(VALUES | {"c/bias": np.zeros(6, np.float32)}))
     assert _likely(found) == {"c/bias": "is 0 in each element"}

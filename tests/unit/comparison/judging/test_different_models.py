@@ -56,6 +56,7 @@ def _joined() -> Arrays:
     return {"param/joined": np.concatenate(kernels), "param/layer.bias": REFERENCE["param/layer.bias"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "candidate",
     [

@@ -93,6 +93,7 @@ def test_no_key_and_no_other_number_is_the_loss(monkeypatch: pytest.MonkeyPatch)
     assert not any(is_loss(dump, f"activation/{each.name}") for each in numbers)
 
 
+@pytest.mark.slow
 def test_losses_of_other_values_that_are_equal_by_accident_make_no_step_agree() -> None:
     def captured(names: tuple[str, str], factor: float, *, step: bool) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -38,6 +38,7 @@ def test_a_program_that_was_given_scopes_or_has_lost_them_is_the_same(scoped: bo
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoped", [False, True])
 def test_a_fault_in_such_a_program_counts(scoped: bool) -> None:
     found = gs.compare(captured(scoped=scoped), captured(scoped=not scoped, factor=2.5))

@@ -36,6 +36,7 @@ def captured(names: Sequence[str], returned: str = "") -> gs.Dump:
     return gs.capture(loss, weights, drawn(9, 3, 4), origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [OWN, PORTED])
 def test_an_output_that_only_the_candidate_returns_is_that_of_its_last_layer(names: Sequence[str]) -> None:
     found = gs.compare(captured(OWN), captured(names, "output"))
@@ -52,6 +53,7 @@ def test_one_that_the_same_program_no_longer_returns_was_lost() -> None:
     assert gs.compare(captured(OWN, "output"), captured(OWN)).verdict == "different"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returned", ["doubled", "mean", "zeros"])
 def test_what_no_layer_returns_counts(returned: str) -> None:
     for ref, cand in ((captured(OWN), captured(PORTED, returned)), (captured(OWN, returned), captured(PORTED))):

@@ -25,6 +25,7 @@ def _dump(name: str, state: Any, factor: float = 1.0) -> Dump:
     return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "extra": state}, X, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -72,6 +73,7 @@ def test_constants_that_only_one_program_keeps_as_state_are_told_beside_the_verd
     assert "the candidate keeps 1 state tensor that the reference does not have, `extra/table`" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_state_of_ref", [True, False])
 def test_a_parameter_that_the_other_program_keeps_as_state_is_told(is_state_of_ref: bool) -> None:
     """As of a bias of logits that is a buffer of a module in PyTorch, and that a port trains."""
@@ -93,6 +95,7 @@ def test_a_parameter_that_the_other_program_keeps_as_state_is_told(is_state_of_r
     assert f"2 tensors only in the {its}, of `head/bias`, which the {side} keeps as state" in found.sentence
 
 
+@pytest.mark.slow
 def test_state_counts_that_both_programs_keep_and_that_is_not_the_same() -> None:
     one, count = _dump("fc", {}), {"count": np.array(2, np.int32)}
     assert gs.compare(one, _dump("fc", count)).verdict == "different"
@@ -166,6 +169,7 @@ def _graph(name: str, *, edges: bool = True, matrix: bool = False, slope: float 
     return gs.capture(loss, {name: WIDE["first"]}, batch, origins=False)
 
 
+@pytest.mark.slow
 def test_inputs_of_which_each_program_has_a_form_of_its_own_are_told_beside_the_verdict() -> None:
     one, other = _graph("fc"), _graph("dense", matrix=True)
     for found in (gs.compare(one, other), gs.compare(other, one)):
@@ -196,6 +200,7 @@ def test_the_sum_that_haiku_keeps_beside_an_average_does_not_count_where_the_ave
         assert "the sum that Haiku keeps beside an average, which agrees" in {row.why for row in found.rows}
 
 
+@pytest.mark.slow
 def test_the_sums_of_two_programs_in_haiku_count() -> None:
     average = [0.5, 1.5, 2.5]
     one = _averaging("norm", average, hidden=np.full(3, 7, np.float32))
@@ -219,6 +224,7 @@ def _evaluated(
     return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "stats": state}, X, origins=False)
 
 
+@pytest.mark.slow
 def test_statistics_that_one_program_returns_unchanged_and_the_other_keeps_do_not_count() -> None:
     one, why = _evaluated("norm"), "state that is returned as it was before the step, and is compared"
     for other in (_evaluated("bn", returned=False), _evaluated("norm", returned=False)):
@@ -229,6 +235,7 @@ def test_statistics_that_one_program_returns_unchanged_and_the_other_keeps_do_no
     assert (wrong.verdict, "only in" in wrong.sentence) == ("different", False), wrong.sentence
 
 
+@pytest.mark.slow
 def test_statistics_that_one_program_updates_or_lost_among_its_outputs_count() -> None:
     updating, other = _evaluated("norm", shift=0.1), _evaluated("bn", returned=False)
     assert gs.compare(updating, other).verdict == "different"

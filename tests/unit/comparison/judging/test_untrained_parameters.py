@@ -43,6 +43,7 @@ def captured(names: tuple[str, str], pooled: str = "", factor: float = 1.0) -> g
     return gs.capture(loss, weights, drawn(9, 3, 4), origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ref", "cand", "side"), [("unread", "", "reference"), ("", "unread", "candidate")])
 def test_a_parameter_that_no_gradient_reaches_is_told_and_does_not_count(ref: str, cand: str, side: str) -> None:
     found = gs.compare(captured(OWN, ref), captured(PORTED, cand))
@@ -51,6 +52,7 @@ def test_a_parameter_that_no_gradient_reaches_is_told_and_does_not_count(ref: st
     assert "`pooler`" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled", ["read", "cut"])
 def test_one_that_the_loss_reads_counts(pooled: str) -> None:
     for found in (

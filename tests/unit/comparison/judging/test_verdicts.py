@@ -88,6 +88,7 @@ def test_a_dump_is_the_same_as_itself_bit_for_bit() -> None:
     assert all(each.metrics["bit_equal"] and each.needed == 0 for each in found.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -543,6 +544,7 @@ def scaled(factor: float) -> Tensors:
 ADVICE = " A reference made with `gradscope calibrate` would tell whether that is noise."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("excess", "advised"), [(2.0, True), (18.0, True), (22.0, False), (1000.0, False)])
 def test_calibration_is_suggested_where_it_would_settle_the_difference(excess: float, advised: bool) -> None:
     key = "activation/second"

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -39,6 +40,7 @@ def _dump(*, channels_last: bool, causal: bool = True, width: int = 2, factor: f
     return gs.capture(loss, weights, (jnp.arange(3 * STEPS) % 7).reshape(3, STEPS), origins=False)
 
 
+@pytest.mark.slow
 def test_the_axes_of_sequences_follow_from_kernels_where_no_convolution_agrees() -> None:
     reference = _dump(channels_last=False)
     assert gs.compare(reference, _dump(channels_last=True)).verdict == "same"

@@ -50,6 +50,7 @@ def _candidate(windows: int, *, exchanged: bool) -> Dump:
     return gs.capture(loss, weights, {"x": X[:, :windows]}, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [1, WINDOWS])
 def test_packed_heads_of_windows_are_read_by_heads_and_by_thirds(windows: int) -> None:
     found = gs.compare(_reference(windows), _candidate(windows, exchanged=False))

@@ -24,6 +24,7 @@ def bound(ref: Array, cand: Array) -> Bound:
     return found
 
 
+@pytest.mark.slow
 @given(arrays, arrays)
 def test_the_bound_is_never_above_the_truth(ref: Array, cand: Array) -> None:
     norm = float(np.linalg.norm(ref))

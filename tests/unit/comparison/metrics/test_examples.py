@@ -68,6 +68,7 @@ def narrowed(tensors: Mapping[str, Array], dtype: Any) -> dict[str, Array]:
     return {key: each.astype(dtype) for key, each in tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "elements"), [(1, 1), (4, 9), (7, 1), (1 << 16, 45), (1 << 16, 1 << 19)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16, np.complex64])
 def test_the_metrics_are_their_definitions(
@@ -122,6 +123,7 @@ def test_a_bias_below_the_noise_of_an_example_is_found_in_many() -> None:
     assert comparison.examples.systematic
 
 
+@pytest.mark.slow
 @sampled("heavy", [False, True])
 @pytest.mark.parametrize("size", [1, 100])
 def test_chance_is_seldom_taken_for_bias_and_bias_for_chance(size: int, heavy: bool) -> None:

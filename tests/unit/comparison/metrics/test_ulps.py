@@ -24,6 +24,7 @@ def stepped(value: float, steps: int, dtype: Any) -> Any:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("start", [1.0, 0.5, 2.0, -1.0, 0.0, -0.5])
 @pytest.mark.parametrize("steps", [1, 2, 5])

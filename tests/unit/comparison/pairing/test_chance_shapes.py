@@ -40,6 +40,7 @@ def _dump(
     return gs.capture(loss, dict(zip(names, kernels, strict=True)), {f"of_{names[0]}": images}, origins=False)
 
 
+@pytest.mark.slow
 @sampled("channels_last", [False, True])
 def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_last: bool) -> None:
     reference = _dump(("conv1", "conv2"), channels_last=not channels_last)
@@ -54,6 +55,7 @@ def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_
     assert first.metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_so_are_the_gradients_of_values_that_all_differ(channels_last: bool) -> None:
     reference = _dump(("conv1", "conv2"), channels_last=not channels_last)
@@ -143,6 +145,7 @@ def test_a_convolution_along_time_is_compared_in_the_layout_of_the_others_not_in
     assert "pads the beginnings of the axes [2] by [2], and the reference by [1]" in found.sentence
 
 
+@pytest.mark.slow
 def test_kernels_show_the_order_of_axes_where_nothing_that_is_computed_agrees() -> None:
     """The first convolution is padded otherwise, and both programs take the image with its channels last."""
     draw = np.random.default_rng(7).normal

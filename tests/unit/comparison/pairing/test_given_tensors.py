@@ -57,6 +57,7 @@ def _graph_network(*, ported: bool, epsilon: tuple[float, float] = EPSILON, froz
     return gs.capture(loss, weights, batch, origins=False)
 
 
+@pytest.mark.slow
 def test_numbers_and_packed_inputs_are_paired_by_their_values() -> None:
     found = gs.compare(_graph_network(ported=False), _graph_network(ported=True))
     assert found.verdict == "same", found.sentence
@@ -110,17 +111,20 @@ def _gates(*order: int, names: tuple[str, str]) -> Dump:
     return gs.capture(loss, weights, NODES, origins=False)
 
 
+@pytest.mark.slow
 def test_equal_numbers_are_paired_by_what_uses_them() -> None:
     found = gs.compare(_gates(0, 1, names=("left", "right")), _gates(1, 0, names=("Gate_1", "Gate_0")))
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_arrive_in_one_program_is_named() -> None:
     found = gs.compare(_graph_network(ported=False), _graph_network(ported=True, frozen=True))
     assert found.verdict == "different"
     assert "but not those of `Graph_1/eps`" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_stacked_kernels_of_several_features_are_those_of_layers(wrong: bool) -> None:
     kernels = [_draw(size=(6, 2, 3)).astype(np.float32) / 2 for _ in range(2)]

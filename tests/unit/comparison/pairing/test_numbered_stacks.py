@@ -58,12 +58,14 @@ def _stack(*, of_port: bool = False, first: int = 0, blocks: bool = True, fault:
         return gs.capture(loss, weights, X, origins=False)
 
 
+@pytest.mark.slow
 @sampled(("first", "blocks"), [(0, True), (1, True), (0, False)])
 def test_a_right_stack_is_the_same_however_its_layers_are_counted(first: int, blocks: bool) -> None:
     found = gs.compare(_stack(), _stack(of_port=True, first=first, blocks=blocks))
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 def test_a_layer_of_a_stack_counted_from_one_is_no_layer_of_its_name() -> None:
     found = gs.compare(_stack(), _stack(of_port=True, first=1, fault="weights"))
     first = found.first_divergence.forward
@@ -72,6 +74,7 @@ def test_a_layer_of_a_stack_counted_from_one_is_no_layer_of_its_name() -> None:
     assert "it multiplies by `layers.3.fc1`" in found.sentence
 
 
+@pytest.mark.slow
 def test_the_norm_of_a_block_that_runs_twice_is_no_sum_of_a_block() -> None:
     found = gs.compare(_stack(), _stack(of_port=True, blocks=False, fault="twice"))
     pairs = {(row.name, row.counterpart) for row in found.rows if row.family == "activation"}
@@ -117,12 +120,14 @@ def _square_layers(*, scanned: bool, fault: str = "") -> Dump:
         return gs.capture(loss, stacked if scanned else apart, X, origins=False)
 
 
+@pytest.mark.slow
 def test_square_kernels_are_found_in_a_stack_of_them_transposed() -> None:
     one, other = _square_layers(scanned=False), _square_layers(scanned=True)
     assert gs.compare(one, other).verdict == "same"
     assert gs.compare(other, one).verdict == "same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["as they are", "another"])
 def test_a_stack_of_square_kernels_that_is_not_that_of_the_layers_differs(fault: str) -> None:
     found = gs.compare(_square_layers(scanned=False), _square_layers(scanned=True, fault=fault))

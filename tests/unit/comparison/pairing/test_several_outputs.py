@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -53,6 +54,7 @@ def _port(*, wrong: bool) -> Dump:
                       {"image": TOKENS}, origins=False)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_output_of_another_size_is_no_counterpart_of_one_of_several() -> None:
     reference = _reference()
     assert gs.compare(reference, _port(wrong=False))
@@ -101,6 +103,7 @@ def test_the_numbered_outputs_of_a_cell_are_paired_by_their_values_where_all_dif
         assert pairs == {f"cell{n}.{at}": f"LSTM_0{n}.{1 - at}" for n in calls for at in (0, 1)}, found.sentence
 
 
+@pytest.mark.slow
 def test_outputs_are_paired_by_their_values_also_beside_masks() -> None:
     def captured(*, of_port: bool, shift: float = 0.0) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

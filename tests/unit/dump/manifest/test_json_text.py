@@ -67,6 +67,7 @@ def test_what_is_not_strict_json_is_refused(text: str | bytes, problem: str) -> 
         loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["}", ', "a": 1}', ""])
 def test_nothing_that_was_parsed_stays_until_a_search_for_cycles(end: str) -> None:
     text = '{"a": [{"b": [' + "1.5, " * 100_000 + "1.5]}]" + end
@@ -107,6 +108,7 @@ def test_brackets_in_texts_are_not_deep_wherever_the_text_is_cut(part: int, monk
         assert json_scan.open_brackets(json.dumps([[text, {"a": text}]]).encode()[:-1]) == 1
 
 
+@pytest.mark.slow
 def test_brackets_in_names_are_no_containers() -> None:
     names = ["block[3]/attn[0]/{q}"] * (CONTAINERS_LIMIT // 2)
     assert loads(json.dumps(names)) == names

@@ -71,6 +71,7 @@ def test_a_dump_gets_no_name_of_another_kind_of_file(tmp_path: Path, name: str) 
         assert read_all(write(tmp_path / link, [])) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
 def test_a_dump_that_is_replaced_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "dump.npz", [])

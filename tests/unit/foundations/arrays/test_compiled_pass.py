@@ -58,6 +58,7 @@ def hard(dtype: Any, *, scale: float) -> np.ndarray:
     return array
 
 
+@pytest.mark.slow
 @sampled("tier", ["full", "core"])
 @sampled(
     ("dtype", "scale"),
@@ -82,6 +83,7 @@ def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, sc
     assert found == {**expected, **close}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_every_code_is_widened_as_numpy_does(numba: Any, loading: Any, dtype: Any) -> None:
     loading._tried, loading._kernel = True, NativeKernel.loaded()

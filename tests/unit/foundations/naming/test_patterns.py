@@ -81,6 +81,7 @@ def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list
     assert nearest_hint(requested, known) == hint
 
 
+@pytest.mark.slow
 def test_hints_find_a_near_name_among_many_and_among_long_ones() -> None:
     many = [f"block[{number}]/{part}" for number in range(3000) for part in ("attention", "mlp")]
     assert "block[7]/mlp" in nearest_hint("block[7]/mpl", many)
@@ -208,6 +209,7 @@ def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0.0, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("regex", "text"),
     [
@@ -226,6 +228,7 @@ def test_an_expression_without_two_repetitions_may_take_for_ever_as_well(
         BoundedRegex(regex).fullmatch(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("expressions", [1, 1000])
 def test_what_takes_long_for_each_name_or_for_each_of_a_files_expressions_ends_with_a_message(
@@ -246,6 +249,7 @@ def test_what_takes_long_for_each_name_or_for_each_of_a_files_expressions_ends_w
     assert time.process_time() - begin < 2
 
 
+@pytest.mark.slow
 def test_very_many_matches_of_the_usual_kind_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_regex, "_SECONDS", 0.05)
     pattern = Pattern.parse(r"re:(?:encoder|decoder)/(\d+)/.*kernel|.*bias")

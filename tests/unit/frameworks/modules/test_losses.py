@@ -90,6 +90,7 @@ def test_an_output_that_a_loss_cannot_judge_is_refused(loss: LossName, outputs: 
         labels_spec(loss, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bool", "int4", "uint8", "int32", "uint32"])
 def test_integers_are_random_in_the_full_range_without_its_end(dtype: str) -> None:
     drawn = draw(f"{dtype}[200]")

@@ -68,6 +68,7 @@ def run(made: ModuleModel) -> tuple[Any, Any, Any, Any]:
     return variables, batch, *made.loss(variables, batch)
 
 
+@pytest.mark.slow
 def test_a_batch_holds_the_inputs_and_labels_that_fit_the_output() -> None:
     made = model("float32[6,5]", loss="cross-entropy")
     batch = made.batch(jax.random.key(1), 4)
@@ -79,6 +80,7 @@ def test_a_batch_holds_the_inputs_and_labels_that_fit_the_output() -> None:
     assert set(model("float32[6,5]", loss="sum").batch(jax.random.key(1), 4)) == {"x"}
 
 
+@pytest.mark.slow
 def test_the_loss_is_of_the_outputs_and_returns_updates_and_outputs_too() -> None:
     variables, batch, value, aux = run(model("float32[6,5]", loss="cross-entropy"))
     logits = np.asarray(batch["x"], "f8") @ np.asarray(variables["params"]["matrix"], "f8")

@@ -145,6 +145,7 @@ def test_without_colour_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert printed(text, _environ={"TERM": "dumb"}) == text.plain
 
 
+@pytest.mark.slow
 def test_rendering_grows_with_the_layers_and_no_faster() -> None:
     def many(layers: int) -> Manifest:
         names = [f"stage{n // 10}/layer{n % 10}" for n in range(layers)]

@@ -118,6 +118,7 @@ def orbax_with_text(path: Path) -> Path:
     return path / "saved"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("save", [flax_msgpack_with_text, orbax_with_text])
 def test_text_beside_the_variables_is_no_tensor(save: Callable[[Path], Path], tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def assert_each_place_is_read(path: Path, layout: str, *rules: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, rest, nested(wanted_state))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("save", [npz, npz_with_dots, npz_of_paths, npz_of_tuples, safetensors, msgpack, orbax])

@@ -83,6 +83,7 @@ def test_the_variables_of_a_training_state_are_found_and_the_rest_is_one_line(fo
     assert line == "saved.npz: 9 other tensors left out: step int64[], opt_state (8 tensors)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["state/", "train/model/"])
 def test_a_common_prefix_is_seen_and_said(folder: Path, prefix: str) -> None:
     command = dump(folder, {prefix + name: array for name, array in values().items()})
@@ -91,6 +92,7 @@ def test_a_common_prefix_is_seen_and_said(folder: Path, prefix: str) -> None:
     assert line == f"saved.npz: params and batch_stats found under {prefix[:-1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["model.", "module._orig_mod."])
 def test_the_lines_for_names_below_a_common_prefix_leave_nothing_behind(folder: Path, prefix: str) -> None:
     saved = {prefix + name: array for name, array in torch_values().items()}
@@ -102,6 +104,7 @@ def test_the_lines_for_names_below_a_common_prefix_leave_nothing_behind(folder: 
     assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
 
 
+@pytest.mark.slow
 def test_collections_may_be_in_places_of_their_own_beside_the_moments_of_an_optimizer(folder: Path) -> None:
     inside = {name.replace("params", "model").replace("batch_stats", "stats"): a for name, a in values().items()}
     command = dump(folder, {**moments("opt/m", values()), **moments("opt/v", values()), **inside})
@@ -111,11 +114,13 @@ def test_collections_may_be_in_places_of_their_own_beside_the_moments_of_an_opti
                     "8 other tensors left out: opt (8 tensors)")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_values_of_nnx_variables_are_the_variables(folder: Path) -> None:
     saved = {f"{name.partition('/')[2]}/value": array for name, array in values().items()}
     assert_restored(dump(folder, saved), folder)
 
 
+@pytest.mark.slow
 def test_a_square_kernel_of_nnx_is_one_of_the_same_name_and_taken_as_it_is(folder: Path) -> None:
     blocks, read = '"blocks": {"kernel": jnp.zeros((3, 4, 4))}', '@ p["blocks"]["kernel"].sum(0)'
     model = MODEL.replace('"mid": {', f'{blocks}, "mid": {{').replace('@ p["mid"]', f'{read} @ p["mid"]')
@@ -127,6 +132,7 @@ def test_a_square_kernel_of_nnx_is_one_of_the_same_name_and_taken_as_it_is(folde
         np.testing.assert_array_equal(members["param/blocks/kernel"], stacked)
 
 
+@pytest.mark.slow
 def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_decide(folder: Path) -> None:
     saved = {f"{prefix}/{name}": array for prefix in ("model", "ema") for name, array in values().items()}
     command = dump(folder, saved)
@@ -139,6 +145,7 @@ def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_d
         assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
 
 
+@pytest.mark.slow
 def test_averages_are_not_taken_for_parameters_that_are_spelled_less_fully(folder: Path) -> None:
     own = {name: array for name, array in values().items() if name.startswith("params/")}
     statistics = {name: array for name, array in values().items() if name not in own}
@@ -184,6 +191,7 @@ def test_what_an_optimizer_stores_is_not_taken_for_the_parameters(folder: Path) 
     assert "hint: it has an optimizer's state alone: " in command.errors
 
 
+@pytest.mark.slow
 def test_the_lines_that_a_refusal_proposes_make_a_foreign_file_load(folder: Path) -> None:
     refused = dump(folder, torch_values())
     assert refused.status == 3
@@ -200,6 +208,7 @@ def test_the_lines_that_a_refusal_proposes_make_a_foreign_file_load(folder: Path
     ]
 
 
+@pytest.mark.slow
 def test_a_square_kernel_that_nothing_decides_is_refused_with_the_rule_to_write(folder: Path) -> None:
     saved = {name.replace("params/", ""): array for name, array in values().items()}
     saved["mid.weight"] = saved.pop("mid/kernel").T
@@ -230,6 +239,7 @@ def test_rules_make_variables_of_tensors_of_another_form(folder: Path) -> None:
     assert_restored(dump(folder, saved, "--map", "rules.toml", "--map-keys", "names.txt"), folder)
 
 
+@pytest.mark.slow
 def test_a_rule_that_applies_to_no_tensor_is_told(folder: Path) -> None:
     rule = "[[rule]]\ncandidate = '{}'\nreference = 'params/mid/kernel'\n"
     said = "a rule of --map applies to no tensor of saved.npz: midd/kernel"
@@ -243,6 +253,7 @@ def test_a_rule_that_applies_to_no_tensor_is_told(folder: Path) -> None:
     assert "2 rules of --map apply to no tensor of saved.npz: params/mid/kernel, midd/kernel" in command.errors
 
 
+@pytest.mark.slow
 def test_a_line_of_a_key_map_that_changes_no_name_is_told(folder: Path) -> None:
     saved = {name.replace("params/mid/", "middle/"): array for name, array in values().items()}
     (folder / "names.txt").write_text("^midle/ -> mid/\nmiddle -> params/mid\n^params/(mid) -> params/\\1\n")
@@ -272,6 +283,7 @@ def test_no_line_of_a_key_map_is_proposed_for_what_rules_have_made(folder: Path)
     )
 
 
+@pytest.mark.slow
 def test_the_gradients_are_those_of_the_variables_in_the_file(folder: Path) -> None:
     (folder / "names.txt").write_text("weight -> kernel\nrunning_ ->")
     assert dump(folder, torch_values(), "--map-keys", "names.txt").status == 0

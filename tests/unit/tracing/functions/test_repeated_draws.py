@@ -70,6 +70,7 @@ def test_what_a_key_of_a_number_draws_is_found(
     assert found(key, draw) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [dropped, scanned, noised, diffused])
 @pytest.mark.parametrize(
     "key",

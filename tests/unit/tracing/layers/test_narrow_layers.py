@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradscope as gs
 
@@ -30,6 +31,7 @@ def loss(weights: dict[str, Any], batch: Any) -> Any:
         return jnp.square(x * weights["b"]).mean()
 
 
+@pytest.mark.slow
 def test_the_narrowest_dtype_inside_of_a_layer_is_known() -> None:
     dump = gs.capture(loss, {"w": WEIGHTS, "b": jnp.ones(())}, X, origins=False)
     found = {layer.path: layer.narrowest for layer in dump.layers if "[" not in layer.path}

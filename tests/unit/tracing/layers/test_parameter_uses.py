@@ -45,6 +45,7 @@ def _loss(looked_up: str) -> Any:
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looked_up", ["index", "take", "one_hot"])
 def test_the_codes_of_a_quantisation_are_no_weights_that_change_a_signal(looked_up: str) -> None:
     dump = gs.capture(_loss(looked_up), PARAMS, X)

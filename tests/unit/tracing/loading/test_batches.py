@@ -276,6 +276,7 @@ def test_a_generator_in_place_of_a_batch_is_answered_by_what_is_accepted() -> No
     assert DataRequest(location="data.py:seeded(3)").batch({"x": leaf(1, 2)}).size == 4
 
 
+@pytest.mark.slow
 def test_a_compressed_file_is_refused_by_what_it_states_before_it_is_inflated(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", image=np.zeros((16, 1 << 20), np.float32))
     tracemalloc.start()

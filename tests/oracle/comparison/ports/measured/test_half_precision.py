@@ -50,6 +50,7 @@ def compared(port: Port, fault: str, made: Callable[[Program], Program] = in_bfl
         return gs.compare(reference, captured(made(port.candidate(fault))))
 
 
+@pytest.mark.slow
 @sampled(
     ("name", "made"),
     [
@@ -66,6 +67,7 @@ def test_a_right_port_is_the_same(name: str, made: Callable[[Program], Program])
     assert "running statistics" not in found.sentence
 
 
+@pytest.mark.slow
 @sampled(("name", "fault"), FAULTS)
 def test_a_fault_is_told_at_its_layer(name: str, fault: str) -> None:
     port = BY_NAME[name]

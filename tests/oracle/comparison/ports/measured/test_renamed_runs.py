@@ -79,6 +79,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("runs"), "reference", REFERENCE)
 
 
+@pytest.mark.slow
 @sampled(
     "names",
     [("Conv_0", "Conv_1", "Dense_0", "kernel"), ("layers_1", "layers_2", "layers_3", "weight")],
@@ -99,6 +100,7 @@ def test_a_fault_of_a_port_is_told_by_the_names_of_both(reference: Path, tmp_pat
     assert re.search(r"gradients \d+ of \d+ activation_grad/head", sentence), "the last layer is the first backward"
 
 
+@pytest.mark.slow
 def test_a_parameter_of_other_values_is_told_of_the_layer_that_uses_it(reference: Path, tmp_path: Path) -> None:
     program = port("Conv_0", "Conv_1", "Dense_0", "kernel").replace(
         "sizes = (6, 6, 4)", "sizes = (6, 6, 4); kernels[1] = kernels[1] * 1.5"
@@ -109,6 +111,7 @@ def test_a_parameter_of_other_values_is_told_of_the_layer_that_uses_it(reference
     assert "first in the parameters: `param/layers_1/weight` (`Conv_1/kernel` in the candidate)" in sentence
 
 
+@pytest.mark.slow
 def test_other_values_are_told_under_their_names(reference: Path, tmp_path: Path) -> None:
     program = REFERENCE.replace("default_rng(0)", "default_rng(5)")
     found = gradscope("compare", reference, run(tmp_path, "other", program), folder=tmp_path)
@@ -116,6 +119,7 @@ def test_other_values_are_told_under_their_names(reference: Path, tmp_path: Path
     assert "first in the parameters: `param/layers_0/weight`, rel_l2" in " ".join(found.output.split())
 
 
+@pytest.mark.slow
 def test_the_page_of_both_runs_has_the_tensors_of_the_port_beside_those_of_the_reference(
     reference: Path, tmp_path: Path
 ) -> None:

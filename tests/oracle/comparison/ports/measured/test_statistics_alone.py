@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import gradscope as gs
@@ -28,6 +29,7 @@ def measured(program: Program) -> Dump:
         return gs.capture(loss, variables, batch, origins=False, stats_only=True)
 
 
+@pytest.mark.slow
 @sampled("port", [*NETWORKS, *SMALL], ids=lambda port: port.name)
 def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None:
     reference, candidate = measured(port.reference), measured(port.candidate(""))
@@ -51,6 +53,7 @@ def test_a_fault_shows_where_statistics_do_not_say_which_layer_is_which() -> Non
     assert "o_proj.weight" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_the_order_of_axes_is_the_one_that_the_shapes_of_most_tensors_allow() -> None:
     """As many channels as rows fit several orders, and other layers show which of them is meant."""
     found = gs.compare(measured(CONVNET.reference), measured(CONVNET.candidate("")))
@@ -58,6 +61,7 @@ def test_the_order_of_axes_is_the_one_that_the_shapes_of_most_tensors_allow() ->
     assert orders == {"transpose [0, 3, 1, 2]"}
 
 
+@pytest.mark.slow
 def test_a_fault_in_another_layout_is_told_by_statistics_and_not_by_its_shape() -> None:
     found = gs.compare(measured(CONVNET.reference), measured(CONVNET.candidate("padding")))
     assert found.verdict == "different"

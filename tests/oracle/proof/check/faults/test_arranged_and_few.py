@@ -95,6 +95,7 @@ def test_what_a_rule_returns_in_place_of_the_derivative_is_said(
     assert (row.status, row.why, row.factor) == ("wrong", f"w (param/value): {said}", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [sines, clipped])
 def test_a_right_rule_is_right_in_every_order_and_at_every_index(function: Any) -> None:
     assert row_of(with_rule(function, lambda g: g), LONG, LONG).status == "correct"

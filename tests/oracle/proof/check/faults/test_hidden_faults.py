@@ -75,6 +75,7 @@ def test_a_rule_that_is_right_at_the_first_parameters_alone_is_wrong(loss: Any, 
     assert {each.status for each in found.gradients} == {"correct"}  # they are, at these parameters
 
 
+@pytest.mark.slow
 @sampled(
     ("loss", "value"),
     [(scaled(1), ONES), (shifted(1.0), ZEROS), (product(lambda p: p.T), EYE), (of_symmetric(), EYE)],
@@ -84,6 +85,7 @@ def test_a_right_rule_is_correct_there(loss: Any, value: Any) -> None:
     assert {row.status for row in proof(loss, {"p": value}, X).rows} == {"correct"}
 
 
+@pytest.mark.slow
 def test_values_where_a_function_is_not_defined_are_no_fault() -> None:
     assert rule(proof(of_ones(), {"p": ONES}, X), "ruled").status == "correct"
 

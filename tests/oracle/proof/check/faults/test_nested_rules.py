@@ -51,6 +51,7 @@ def proof(function: Callable[[Any], Any]) -> Proof:
     return prove(Model.of_values("model", loss, _PARAMS, _X), Arguments.of(_PARAMS, _X), Timings())
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_inside_is_named_beside_the_one_that_it_makes_wrong() -> None:
     inner, outer = proof(_around(_sine(3.0), 1.0)).rules
     assert outer.what.startswith("custom rule of outer")
@@ -59,15 +60,18 @@ def test_a_wrong_rule_inside_is_named_beside_the_one_that_it_makes_wrong() -> No
     assert (inner.status, inner.why) == ("wrong", "inside outer; x: 3 times the derivative")
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_a_right_rule_inside_of_a_wrong_one() -> None:
     (outer,) = proof(_around(_sine(1.0), 3.0)).rules
     assert (outer.status, outer.why) == ("wrong", "x: 3 times the derivative")
 
 
+@pytest.mark.slow
 def test_right_rules_inside_each_other_are_right() -> None:
     assert proof(_around(_sine(1.0), 1.0)).verdict == "correct"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looped", [False, True])
 def test_a_wrong_rule_is_found_inside_of_several_and_in_loops(looped: bool) -> None:
     inner = _sine(3.0)
@@ -84,6 +88,7 @@ def test_a_wrong_rule_is_found_inside_of_several_and_in_loops(looped: bool) -> N
     assert rows[0].factor == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [True, False])
 def test_a_wrong_rule_is_found_inside_of_one_that_runs_in_shards(typed: bool) -> None:
     outer = _around(_sine(3.0), 1.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from gradscope.capturing.execution.arguments import Arguments
@@ -43,16 +44,19 @@ def with_rule(function: Callable[[Any], Any], forward: Callable[[Any], Any]) -> 
     return ruled
 
 
+@pytest.mark.slow
 def test_a_multiple_of_the_value_is_told() -> None:
     row = rule_of(with_rule(jnp.tanh, lambda x: 1.01 * jnp.tanh(x)))
     assert (row.status, row.why, row.arguments) == ("wrong", "returns 1.01 times the function's value", ())
 
 
+@pytest.mark.slow
 def test_another_value_is_told() -> None:
     row = rule_of(with_rule(jax.nn.gelu, lambda x: jax.nn.gelu(x, approximate=False)))
     assert (row.status, row.why) == ("wrong", "returns another value than the function")
 
 
+@pytest.mark.slow
 def test_the_value_of_a_custom_jvp_is_told_before_its_wrong_argument() -> None:
     @jax.custom_jvp
     def doubled(x: Any) -> Any:
@@ -91,6 +95,7 @@ def two_passes(x: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
+@pytest.mark.slow
 @sampled(
     ("function", "forward"),
     [
@@ -112,6 +117,7 @@ def test_values_of_which_rounding_alone_is_left_are_not_held_against_each_other(
     assert wrong_value([programs], here, 1e-6) is None
 
 
+@pytest.mark.slow
 def test_what_the_loss_does_not_use_does_not_count() -> None:
     @jax.custom_vjp
     def pair(x: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import proof, rule
@@ -45,6 +46,7 @@ def recurrent(factor: float, *, scanned: bool) -> Any:
     return loss
 
 
+@pytest.mark.slow
 @sampled("scanned", [True, False])
 def test_a_rule_that_is_wrong_but_at_a_state_of_zeros_is_found(scanned: bool) -> None:
     row = rule(proof(recurrent(0.9, scanned=scanned), VARIABLES, INPUTS), "cell")

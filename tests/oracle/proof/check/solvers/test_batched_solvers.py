@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from tests.oracle.proof.check.test_rules import proof, rule
@@ -49,6 +50,7 @@ def test_a_rule_is_as_exact_as_its_batched_solver(factor: float, status: str) ->
     assert (rule(found, "fixed").status, found.verdict) == (status, status)
 
 
+@pytest.mark.slow
 def test_differences_of_a_bisection_that_ends_by_itself_show_nothing() -> None:
     """The body of its loop tells that it is done, so that it cannot go on; its steps may only be held to less."""
 

@@ -88,6 +88,7 @@ def test_a_primitive_that_runs_on_numbers_alone_is_checked_by_what_jax_compiles(
     assert {row.status for row in proof(solve).gradients} == {"correct"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-12])
 def test_a_wrong_rule_of_a_hidden_solver_is_wrong(tolerance: float) -> None:
     found = proof(primitive(tolerance=tolerance, slope=1.1))

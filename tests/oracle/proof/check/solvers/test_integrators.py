@@ -66,6 +66,7 @@ def proof(loop: Callable[..., Any], factor: float) -> Proof:
     return prove(Model.of_values("model", loss, W, X), Arguments.of(W, X), Timings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [counted, pytest.param(until_the_end, marks=pytest.mark.slow)])
 def test_the_error_of_fixed_steps_makes_no_adjoint_wrong(loop: Callable[..., Any]) -> None:
     (rule,) = proof(loop, 1.0).rules

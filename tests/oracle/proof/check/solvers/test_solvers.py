@@ -238,6 +238,7 @@ def test_a_gradient_is_as_exact_as_its_solver(name: str) -> None:
     assert found.expected < 0.05
 
 
+@pytest.mark.slow
 @sampled("name", WRONG)
 def test_what_no_solver_explains_is_wrong(name: str) -> None:
     assert gradient(WRONG[name]).status == "wrong"
@@ -312,6 +313,7 @@ def test_a_small_error_is_not_wrong_where_a_solver_reaches_no_smaller_tolerance(
     assert gradient(equilibrium(until_small, factor=1.0002)).status == "wrong"
 
 
+@pytest.mark.slow
 def test_a_solver_that_a_checkpoint_runs_again_runs_longer_in_its_rule_too() -> None:
     def gradient_of(solve: Callable[..., Any]) -> Any:
         return jax.grad(jax.checkpoint(equilibrium(solve)))
@@ -322,6 +324,7 @@ def test_a_solver_that_a_checkpoint_runs_again_runs_longer_in_its_rule_too() -> 
         np.testing.assert_allclose(tightened(gradient_of(until_small), "further")(w, x), far, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [3, 4, 7])
 def test_steps_that_python_repeats_are_found_and_may_be_taken_again(times: int) -> None:
     def function(w: Any, x: Any) -> Any:
@@ -386,6 +389,7 @@ def test_an_error_of_a_solver_that_is_small_along_one_direction_by_chance_is_no_
     assert prove(model, Arguments.of(w, batch), Timings(), ProofOptions()).verdict == "correct"
 
 
+@pytest.mark.slow
 def test_a_rule_is_as_exact_as_its_solver() -> None:
     found = proof(batched(equilibrium(until_small)))
     assert {row.status for row in found.rows} == {"correct"}
@@ -393,6 +397,7 @@ def test_a_rule_is_as_exact_as_its_solver() -> None:
     assert all((row.expected or 0.0) < 0.05 for row in found.rows)
 
 
+@pytest.mark.slow
 @sampled("factor", [1.0, 1.01])
 def test_beside_a_value_that_is_kept_constant_a_gradient_is_as_exact_as_the_solver(factor: float) -> None:
     solved = equilibrium(until_small, factor=factor)
@@ -401,16 +406,19 @@ def test_beside_a_value_that_is_kept_constant_a_gradient_is_as_exact_as_the_solv
     assert status["param_grad/value"] == ("correct" if factor == 1.0 else "wrong"), found.rows
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_of_a_solver_and_what_it_makes_are_wrong() -> None:
     found = proof(equilibrium(until_small, factor=1.01))
     status = {row.what.partition(",")[0]: row.status for row in found.rows}
     assert (status["custom rule of fixed"], status["param_grad/value"]) == ("wrong", "wrong")
 
 
+@pytest.mark.slow
 def test_the_factor_of_a_rule_shows_through_the_error_of_its_solver() -> None:
     assert gradient(equilibrium(repeated, factor=0.9)).factor == pytest.approx(0.9, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_a_factor_is_not_that_of_a_loop_that_computes_something_else_where_it_runs_longer() -> None:
     def power(x: Any, n: Any) -> Any:
         return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * x), (0, jnp.ones_like(x)))[1]
@@ -420,6 +428,7 @@ def test_a_factor_is_not_that_of_a_loop_that_computes_something_else_where_it_ru
     assert gradient(lambda w, x: jnp.square(x).sum() * wrong(1.5 + w, 3).sum()).factor == pytest.approx(1 / 3, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_a_tolerance_may_be_given() -> None:
     wrong = equilibrium(until_small, factor=1.01)
     assert gradient(wrong, tolerance=0.02).status == "correct"
@@ -442,6 +451,7 @@ def chaotic(iterations: int) -> Callable[[Any, Any], Any]:
     return loss
 
 
+@pytest.mark.slow
 def test_a_chaotic_line_is_not_smooth_here() -> None:
     found = proof(chaotic(80))
     assert {row.status for row in found.gradients} == {"not smooth here"}

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -42,6 +43,7 @@ def _captured(*, inside: bool, stem: float = 1.0, masked: bool = False, by_tanh:
     return gs.capture(loss, KERNELS, X, origins=False)
 
 
+@pytest.mark.slow
 def test_it_is_no_difference_of_the_layer_where_the_programs_read_values_that_differ() -> None:
     found = gs.compare(_captured(inside=True), _captured(inside=False, stem=1.0005))
     assert found.sentence.startswith("Forward first differs at `stem` "), found.sentence
@@ -55,6 +57,7 @@ def test_something_behind_the_function_is_no_fault_of_the_layer_nor_of_those_bef
     assert found.sentence.startswith("Forward first differs at `out` "), found.sentence
 
 
+@pytest.mark.slow
 def test_another_function_behind_the_layer_is_told() -> None:
     sentence = gs.compare(_captured(inside=True), _captured(inside=False, by_tanh=True), tol=1e-5).sentence
     told = "it is the gelu by erf of `hidden`, which goes through gelu by tanh in the candidate"

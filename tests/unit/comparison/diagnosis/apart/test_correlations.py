@@ -29,6 +29,7 @@ def _errors(read: Any, kernel: Any, layer: Any) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [_LAST, _FIRST], ids=["channels last", "channels first"])
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "groups"),
@@ -89,6 +90,7 @@ def test_what_takes_long_is_left_out() -> None:
     assert {form.reach for form in forms((3, 3, 16, 16), (8, 56, 56, 16), (8, 56, 56, 16))} == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "kernel", "products"),
     [
@@ -105,6 +107,7 @@ def test_a_dense_layer_of_several_features(read: Any, kernel: Any, products: str
     assert min(errors) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 8])
 def test_few_features_show_that_a_value_makes_no_gradient(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(9).normal

@@ -66,6 +66,7 @@ def _of_three_largest(x: Any, *, normalised: bool = True) -> Any:
     return shares / shares.sum(-1, keepdims=True) if normalised else shares
 
 
+@pytest.mark.slow
 @sampled(
     "function",
     [jax.nn.relu, jax.nn.softmax, jax.nn.gelu, _of_three_largest, partial(_of_three_largest, normalised=False)],
@@ -84,6 +85,7 @@ def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(functi
     assert _first(left_out) == "up", left_out.sentence
 
 
+@pytest.mark.slow
 def test_another_form_of_a_function_behind_a_layer_is_blamed_on_that_layer() -> None:
     def by_erf(x: Any) -> Any:
         return jax.nn.gelu(x, approximate=False)
@@ -96,6 +98,7 @@ def test_another_form_of_a_function_behind_a_layer_is_blamed_on_that_layer() -> 
         assert gs.compare(*right).verdict == "same"
 
 
+@pytest.mark.slow
 def test_an_argument_that_the_loss_reads_beside_the_function_is_no_fault() -> None:
     def program(names: Mapping[str, str], *, inside: bool, scale: float = 1.0) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:
@@ -117,6 +120,7 @@ def test_an_argument_that_the_loss_reads_beside_the_function_is_no_fault() -> No
     assert gs.compare(program(SAME, inside=False), program(PORTED, inside=True)).verdict == "same"
 
 
+@pytest.mark.slow
 def test_a_function_that_no_gradient_shows_is_said() -> None:
     reference = _program(SAME, jnp.tanh, inside=True, dense=False)
     found = gs.compare(reference, _program(PORTED, jnp.tanh, inside=False, scale=1.5, dense=False))
@@ -128,6 +132,7 @@ def test_a_function_that_no_gradient_shows_is_said() -> None:
     assert "made here" not in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [SAME, PORTED])
 def test_a_function_that_only_the_loss_reads_is_no_fault_and_one_that_is_left_out_is(names: Mapping[str, str]) -> None:
     def program(names: Mapping[str, str], function: Function, *, inside: bool) -> Dump:
@@ -220,6 +225,7 @@ def _deep(*, inside: bool, stem: float = 1.0, second: float = 1.0, function: Fun
     return gs.capture(loss, own | {"head": WEIGHTS["head"]}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [jax.nn.relu, jnp.tanh], ids=["relu", "tanh"])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_functions_behind_several_layers_of_the_same_names_are_no_fault(function: Function, inside: bool) -> None:
@@ -230,6 +236,7 @@ def test_functions_behind_several_layers_of_the_same_names_are_no_fault(function
     assert _first(later) == "second", later.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_a_function_behind_a_layer_makes_no_error_anew_where_the_layer_inherits_one(inside: bool) -> None:
     found = gs.compare(_deep(inside=inside), _deep(inside=not inside, stem=1.01))
@@ -239,6 +246,7 @@ def test_a_function_behind_a_layer_makes_no_error_anew_where_the_layer_inherits_
     assert "error is made anew at `second`" in both.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("approximate", [False, True])
 def test_two_forms_of_a_function_are_told_although_they_are_equal_within_the_tolerance(approximate: bool) -> None:
     def captured(*, approximate: bool) -> Dump:

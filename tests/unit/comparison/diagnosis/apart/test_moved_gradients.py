@@ -61,6 +61,7 @@ def captured(pool: Pool, *, rectified: bool = True, ops: bool = False) -> Dump:
     return gs.capture(loss, {"kernel": drawn(1, 3, 5)}, drawn(2, 4, 6, 6, 3), ops=ops, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", [False, True])
 def test_gradients_of_equal_values_may_go_to_any_of_them_where_nothing_is_computed_from_it(ops: bool) -> None:
     one, other = captured(to_the_first, ops=ops), captured(to_each, ops=ops)
@@ -70,6 +71,7 @@ def test_gradients_of_equal_values_may_go_to_any_of_them_where_nothing_is_comput
         assert found, (found.sentence, [(row.family, row.name, row.why) for row in found.rows if row.status != "same"])
 
 
+@pytest.mark.slow
 def test_what_is_computed_from_such_a_gradient_is_compared() -> None:
     assert not gs.compare(captured(to_the_first, rectified=False), captured(to_each, rectified=False))
 

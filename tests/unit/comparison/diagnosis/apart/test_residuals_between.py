@@ -99,6 +99,7 @@ def test_a_sum_inside_of_a_layer_is_the_same_outside_of_it() -> None:
         assert found.verdict == "same", f"{one} against {other}: {found.sentence}"
 
 
+@pytest.mark.slow
 @sampled("inside", [True, False])
 @pytest.mark.parametrize(("fault", "first"), [("no skip", "`layers["), ("half", "`layers["), ("relu behind", "`head`")])
 def test_a_fault_is_at_its_layer_where_the_sums_are_elsewhere(inside: bool, fault: Fault, first: str) -> None:
@@ -142,6 +143,7 @@ def _blocks(names: tuple[str, str], *, inside: bool, share: float = 0.5) -> Dump
     return gs.capture(loss, {**dict(zip(names, weights, strict=True)), **last}, ROWS, origins=False)
 
 
+@pytest.mark.slow
 def test_a_branch_of_several_layers_is_no_counterpart_of_the_sum_with_it_where_a_fault_is_behind() -> None:
     reference = _blocks(("conv_module", "mlp"), inside=False)
     assert gs.compare(reference, _blocks(("conv", "ff"), inside=True)).verdict == "same"

@@ -211,6 +211,7 @@ def _deep(factor: float) -> Dump:
     return gs.capture(loss, SQUARES, ROWS, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0002, 1.0003])
 def test_a_factor_that_the_tolerance_hides_in_gradients_is_not_taken_for_one_that_was_moved(factor: float) -> None:
     found = gs.compare(_deep(1.0), _deep(factor))

@@ -68,6 +68,7 @@ def _program(function: Callable[[Any], Any], *, ported: bool) -> Dump:
     return gs.capture(loss, {named(name): kernel for name, kernel in KERNELS.items()}, IMAGES, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [True, False])
 def test_another_function_inside_of_a_layer_is_at_the_layer(of_ref: bool) -> None:
     plain, ported = _program(BY_ERF, ported=False), _program(BY_TANH, ported=True)

@@ -66,6 +66,7 @@ def test_two_masks_of_one_value_are_drawn_and_those_of_its_values_are_not() -> N
         assert share_of_other_mask(each, one) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_sentence_tells_that_both_programs_draw_a_mask(residual: bool) -> None:
     def dropped(key: int) -> Callable[[Any], Any]:

@@ -37,6 +37,7 @@ def captured(axes: tuple[int, ...], *, scope: bool, factor: float = 1.0) -> gs.D
     return gs.capture(loss, PARAMS, BATCH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [True, False])
 def test_an_image_that_is_flattened_in_another_order_is_told(scope: bool) -> None:
     first, last = (captured(axes, scope=scope) for axes in ((1, 2, 3), (2, 3, 1)))

@@ -39,6 +39,7 @@ def _program(
 REFERENCE = ("first", "second")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["", "objective"], ids=["outside scopes", "in a scope"])
 def test_another_reduction_is_reported_first_with_its_factor(scope: str) -> None:
     reference = _program(*REFERENCE, scope=scope)
@@ -107,6 +108,7 @@ def test_losses_that_differ_are_reported_where_all_tensors_agree() -> None:
     assert f"; but the losses are {found.losses.ref:.6g} and {found.losses.cand:.6g}" in found.sentence
 
 
+@pytest.mark.slow
 def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     reference, other = (_program(*REFERENCE, slope=slope) for slope in (1.0, 1.0 + 1e-6))
     assert gs.compare(reference, other).losses is None
@@ -138,6 +140,7 @@ def test_no_loss_is_a_multiple_of_another_that_is_zero() -> None:
         assert not found.losses.explains, found.sentence
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_the_same_is_no_multiple() -> None:
     def program(one: str, other: str, factor: float) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:
@@ -176,6 +179,7 @@ def _residual(scale: float, dtype: str) -> Dump:
     return gs.capture(loss, kernels, {"x": draw(size=(16, 64)).astype(np.float32)}, origins=False)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_larger_by_several_factors_are_of_no_other_reduction() -> None:
     found = gs.compare(_residual(1.0, "float32"), _residual(1.01, "bfloat16"))
     assert found.verdict == "different"

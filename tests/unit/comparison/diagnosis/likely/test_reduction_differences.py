@@ -50,6 +50,7 @@ def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: s
 ONE, OTHER = ("mixed", "pool", "norm", "out"), ("Dense_0", "Pool_0", "Norm_0", "Dense_1")
 
 
+@pytest.mark.slow
 @sampled(
     ("pool", "words"),
     [(lambda x: x.max((1, 2)), "maximum"), (lambda x: x[:, 0, 0], "first")],
@@ -63,6 +64,7 @@ def test_what_a_layer_reads_of_an_image_is_told(pool: Any, words: str, norm: boo
     assert f"it reads the {words} over the axes [1, 2] of `mixed`, and the reference the mean" in found.sentence
 
 
+@pytest.mark.slow
 def test_what_a_layer_makes_of_a_mean_before_it_reads_it_is_told() -> None:
     one = _network(lambda x: x.mean((1, 2)), names=ONE)
     found = gs.compare(one, _network(lambda x: 2 * x.mean((1, 2)) - 1, names=OTHER)).sentence
@@ -70,6 +72,7 @@ def test_what_a_layer_makes_of_a_mean_before_it_reads_it_is_told() -> None:
     assert f"it reads 2 times {mean} less 1, and the reference {mean}" in found, found
 
 
+@pytest.mark.slow
 def test_another_pool_is_told() -> None:
     one, other = (
         _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=ONE, window=window) for window in ("mean", "maximum")
@@ -78,6 +81,7 @@ def test_another_pool_is_told() -> None:
     assert gs.compare(one, _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=OTHER, window="mean"))
 
 
+@pytest.mark.slow
 def test_a_pool_that_one_program_has_an_entry_for_is_told_before_the_layer_that_reads_it() -> None:
     def mean(x: Any) -> Any:
         return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
@@ -98,6 +102,7 @@ def test_what_is_read_is_told_where_a_step_of_one_program_alone_is_not_known_in_
     assert f"; it reads {read}; `Dense_1` in the candidate)" in found, found
 
 
+@pytest.mark.slow
 def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told() -> None:
     def mean_of(function: Any, names: tuple[str, ...]) -> Dump:
         return _network(lambda x: function(x).mean((1, 2)), names=names)
@@ -149,6 +154,7 @@ def _flattened(kind: str, *, port: bool) -> Dump:
     return captured((loss, arrays, {"x": np.float32(image if port else image.transpose(0, 3, 1, 2))}))
 
 
+@pytest.mark.slow
 def test_another_pool_is_told_before_an_image_is_flattened() -> None:
     one = _flattened("max", port=False)
     assert gs.compare(one, _flattened("max", port=True))
@@ -159,6 +165,7 @@ def test_another_pool_is_told_before_an_image_is_flattened() -> None:
         assert told in sentence, sentence
 
 
+@pytest.mark.slow
 def test_a_maximum_is_of_what_the_other_program_takes_the_mean_of() -> None:
     def pooled(name: str, names: tuple[str, ...]) -> Dump:
         return _network(lambda x: getattr(jax.nn.relu(x), name)((1, 2)), names=names)

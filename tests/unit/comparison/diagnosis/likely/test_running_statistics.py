@@ -41,6 +41,7 @@ def _program(
     return gs.capture(loss, weights, {"x": X}, has_aux=True, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["ones", "drawn"])
 def test_another_divisor_of_a_running_variance_is_reported_within_the_tolerance(before: str) -> None:
     biased, unbiased = _program("norm", before=before), _program("bn", before=before, unbiased=True, order=-1)
@@ -56,6 +57,7 @@ def test_another_divisor_of_a_running_variance_is_reported_within_the_tolerance(
     assert gs.compare(biased, unbiased, tol=1e-2).verdict == "same"
 
 
+@pytest.mark.slow
 def test_statistics_that_move_by_another_share_are_told_by_how_much() -> None:
     kept, swapped, slower = (_program("norm", before="drawn", momentum=each) for each in (0.1, 0.9, 0.03))
     sentence = gs.compare(kept, swapped).sentence
@@ -123,6 +125,7 @@ class _Counting:
         return getattr(self._source, name)
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
     def program(*, unbiased: bool) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:
@@ -149,6 +152,7 @@ def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
     assert counting.looks == 4
 
 
+@pytest.mark.slow
 def test_a_difference_that_nothing_explains_is_named_before_another_divisor() -> None:
     def program(*, port: bool) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

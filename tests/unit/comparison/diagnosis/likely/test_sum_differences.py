@@ -47,6 +47,7 @@ def _program(join: Callable[[Any, Any, Any], Any]) -> Dump:
     return gs.capture(loss, PARAMS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ref", "cand", "words"),
     [
@@ -79,6 +80,7 @@ def test_the_sentence_tells_of_which_sums_two_values_are_functions(ref: Any, can
     assert f"; it is {words}" in sentence, sentence
 
 
+@pytest.mark.slow
 def test_a_value_that_the_candidate_alone_has_is_named_as_that_has_it() -> None:
     def join(x: Any, y: Any, _: Any) -> Any:
         with jax.named_scope("more"):
@@ -91,6 +93,7 @@ def test_a_value_that_the_candidate_alone_has_is_named_as_that_has_it() -> None:
     ), sentence
 
 
+@pytest.mark.slow
 def test_values_that_are_no_such_sums_are_not_said_to_be() -> None:
     sentence = gs.compare(
         _program(lambda x, y, _: jax.nn.relu(x + y)), _program(lambda x, y, _: jax.nn.relu(0.5 * x + y))
@@ -150,6 +153,7 @@ def _scaled(join: Callable[[Any, Any, Any], Any], *, port: bool) -> Dump:
         return gs.capture(loss, arrays, image if port else image.transpose(0, 3, 1, 2).copy(), origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("join", "words"),
     [

@@ -38,6 +38,7 @@ def _recurrent(*, scope: bool, rectified: bool = True, flipped: bool = False) ->
     return gs.capture(loss, WEIGHTS, X, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [True, False])
 def test_a_rectifier_is_left_out_where_gradients_pass_its_flat_region(of_ref: bool) -> None:
     with_scope, without = _recurrent(scope=True), _recurrent(scope=False, rectified=False)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -81,6 +82,7 @@ def _sentence(fault: str) -> str:
     return gs.compare(reference, _candidate(fault)).sentence
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_flipped_by_mistake_comes_first() -> None:
     found = _sentence("flip")
     assert found.startswith("Forward differs at `merge` ("), found

@@ -58,6 +58,7 @@ def _captured(between: Function = _same, inside: Function = _same) -> Dump:
     return gs.capture(partial(network, between=between, inside=inside), PARAMS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("between", "inside", "made"),
     [
@@ -76,6 +77,7 @@ def test_the_layer_is_told_from_the_code_before_it(between: Function, inside: Fu
     assert f", {made}" in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("between", "inside", "made"),
     [
@@ -104,6 +106,7 @@ def test_layers_that_read_one_value_are_told_apart(between: Function, inside: Fu
     assert f", {made}" in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("residual", "inside", "made"),
     [
@@ -153,6 +156,7 @@ def test_a_layer_is_not_at_fault_whose_value_goes_on_to_others() -> None:
     assert ", made in `two`, `three` or between `one` and them" in sentence
 
 
+@pytest.mark.slow
 def test_a_branch_that_was_not_taken_made_nothing() -> None:
     def loss(params: Any, batch: Any, *, inside: Function = _same) -> Any:
         def arm(name: str, inside: Function) -> Function:
@@ -186,6 +190,7 @@ def test_a_value_that_agrees_is_not_where_a_value_made_of_it_differs() -> None:
     assert "made in `block/dense`" not in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_what_follows_from_a_value_behind_the_last_layer_of_a_module_is_not_made_anew(backward: bool) -> None:
     def loss(params: Any, batch: Any, *, fault: bool = False) -> Any:
@@ -204,6 +209,7 @@ def test_what_follows_from_a_value_behind_the_last_layer_of_a_module_is_not_made
     assert not backward or "differs at `two/dense` (rel_l2 0.50, made in `two`;" in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [False, True])
 def test_a_gradient_may_be_made_in_a_loss_that_reads_the_value_beside_a_layer(read: bool) -> None:
     def penalised(params: Any, batch: Any, *, sent: Function, between: Function) -> Any:

@@ -37,6 +37,7 @@ def _pooled(*, port: bool, wrong: bool = False) -> Dump:
     return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_well_known_functions_come_after_what_a_program_computes_by_itself() -> None:
     reference = _pooled(port=False)
     assert gs.compare(reference, _pooled(port=True)).verdict == "same"
@@ -63,6 +64,7 @@ def _sampled(*, port: bool, wrong: bool = False) -> Dump:
     return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_agrees_bears_out_no_value_beside_it() -> None:
     reference = _sampled(port=False)
     assert gs.compare(reference, _sampled(port=True)).verdict == "same"
@@ -96,6 +98,7 @@ def _cell(*, port: bool, stopped: str = "") -> Dump:
     return gs.capture(loss, {**WEIGHTS, "head": WEIGHTS["in"][:, :2]}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stopped", "step"), [("gate", "gru1/r"), ("out", "gru1/z")])
 def test_the_step_whose_parameters_get_no_gradient_comes_first(stopped: str, step: str) -> None:
     reference = _cell(port=False)
@@ -125,6 +128,7 @@ def _terms(*, port: bool, wrong: bool = False) -> Dump:
     return gs.capture(loss, WEIGHTS, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_term_of_the_loss_is_named_where_the_values_that_it_reads_agree() -> None:
     reference = _terms(port=False)
     assert gs.compare(reference, _terms(port=True)).verdict == "same"
@@ -154,6 +158,7 @@ def _weighted(*, port: bool, stopped: bool = False) -> Dump:
     return gs.capture(loss, {**WEIGHTS, "vector": WEIGHTS["gate"][0]}, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_a_step_without_parameters_comes_before_the_one_that_gets_no_gradient_through_it() -> None:
     reference = _weighted(port=False)
     assert gs.compare(reference, _weighted(port=True)).verdict == "same"
@@ -192,6 +197,7 @@ def _biased(*, packed: bool, lost: bool = False) -> Dump:
         return gs.capture(loss, weights, BATCH, origins=False)
 
 
+@pytest.mark.slow
 def test_the_step_is_at_fault_whose_bias_the_other_program_leaves_out() -> None:
     reference = _biased(packed=False)
     right = gs.compare(reference, _biased(packed=True))

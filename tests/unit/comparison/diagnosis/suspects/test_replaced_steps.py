@@ -54,6 +54,7 @@ def _gated(*, port: bool, other_side: bool = False) -> Dump:
     return gs.capture(loss, {**(halves if port else packed), "head": {"kernel": NEXT}}, {"x": INPUTS}, origins=False)
 
 
+@pytest.mark.slow
 def test_a_step_that_the_other_program_has_inside_of_a_layer_is_suspected_before_that() -> None:
     reference = _gated(port=False)
     assert gs.compare(reference, _gated(port=True)).verdict == "same"
@@ -151,6 +152,7 @@ def _nested(*, inner: bool, slope: float = 1.0) -> Dump:
     return gs.capture(loss, {"scale": SCALE, "kernel": NEXT}, {"x": INPUTS}, origins=False)
 
 
+@pytest.mark.slow
 def test_the_part_of_a_layer_is_named_that_computes_its_value() -> None:
     found = gs.compare(_nested(inner=True), _nested(inner=False, slope=2.0))
     assert found.blame.part == "down/conv"
@@ -188,6 +190,7 @@ def _packed_gate(*, port: bool, swapped: bool = False) -> Dump:
     return gs.capture(loss, {"up": up, "down": OUT}, {"x": INPUTS}, origins=False)
 
 
+@pytest.mark.slow
 def test_the_halves_of_a_gate_that_a_port_takes_in_another_order_are_told() -> None:
     reference = _packed_gate(port=False)
     assert gs.compare(reference, _packed_gate(port=True)).verdict == "same"

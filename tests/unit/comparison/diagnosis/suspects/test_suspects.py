@@ -109,10 +109,12 @@ def _compared(fault: str) -> Comparison:
         return gs.compare(_reference(), gs.capture(loss, own, {"x": IMAGE}, origins=False))
 
 
+@pytest.mark.slow
 def test_a_port_is_the_same_without_the_steps() -> None:
     assert _compared("").verdict == "same"
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "layer"),
     [
@@ -180,6 +182,7 @@ def _gated(*, port: bool, fault: str = "") -> Dump:
     return gs.capture(loss, own, {"x": draw(size=(7, 5)).astype(np.float32)}, origins=False)
 
 
+@pytest.mark.slow
 def test_a_step_whose_parameter_differs_is_named_and_one_that_is_borne_out_is_not() -> None:
     assert gs.compare(_gated(port=False), _gated(port=True)).verdict == "same"
     found = gs.compare(_gated(port=False), _gated(port=True, fault="another weight"))
@@ -244,6 +247,7 @@ def _masked(*, ported: bool, wrong: bool = False) -> Dump:
     return gs.capture(loss, weights, batch, origins=False)
 
 
+@pytest.mark.slow
 def test_an_input_without_a_gradient_bears_nothing_out() -> None:
     assert gs.compare(_masked(ported=False), _masked(ported=True)).verdict == "same"
     found = gs.compare(_masked(ported=False), _masked(ported=True, wrong=True))
@@ -272,6 +276,7 @@ def _cell(*, ported: bool, forget: float = 1.0, stepped: float = 1.0) -> Dump:
     return gs.capture(loss, weights, IMAGE.reshape(-1, 6), origins=False)
 
 
+@pytest.mark.slow
 def test_what_a_layer_of_several_values_reads_is_right_where_all_of_them_agree() -> None:
     found = gs.compare(_cell(ported=False), _cell(ported=True, forget=0.0))
     first = found.first_divergence.forward

@@ -57,6 +57,7 @@ def _network(fault: str = "", *, names: tuple[str, str, str] = OURS, centred: bo
         return gs.capture(loss, weights, {f"of_{names[0]}": IMAGE}, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [True, False])
 @sampled(
     ("fault", "ref", "cand"),

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -49,6 +50,7 @@ NAMES = {name: name for name in ("bias", "scale", "score", "head")}
 PORT = {"bias": "RelPos_0", "scale": "Scale_0", "score": "Dense_0", "head": "Dense_1"}
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "at", "next_at"),
     [({"sign": -1}, "bias", "head"), ({"order": True}, "scale", "score"), ({"data": True}, "x", "score")],
@@ -86,6 +88,7 @@ def _convolutions(*names: str, channels_last: bool, slope: float = 0.0) -> Dump:
     return gs.capture(loss, own, {"x": image}, origins=False)
 
 
+@pytest.mark.slow
 def test_the_layout_of_a_port_is_not_suspected_where_all_axes_have_one_size() -> None:
     reference = _convolutions("conv1", "conv2", channels_last=False)
     assert gs.compare(reference, _convolutions("Conv_0", "Conv_1", channels_last=True)).verdict == "same"

@@ -224,6 +224,7 @@ def reference() -> Dump:
     return _deep(jnp.float32, "layers.{}")
 
 
+@pytest.mark.slow
 def test_a_deep_network_in_bfloat16_is_the_same(reference: Dump) -> None:
     found = gs.compare(reference, _deep(jnp.bfloat16, "Block_{}"))
     assert found.verdict == "same", found.sentence
@@ -249,6 +250,7 @@ def _chaotic(*, parts: int = 1, fault: float = 0.0) -> Dump:
     return gs.capture(loss, list(kernels), np.random.default_rng(8).normal(size=(16, 32)).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_a_network_that_makes_rounding_larger_is_the_same_in_another_order_and_a_small_fault_is_not() -> None:
     reference = _chaotic()
     found = gs.compare(reference, _chaotic(parts=4))
@@ -257,6 +259,7 @@ def test_a_network_that_makes_rounding_larger_is_the_same_in_another_order_and_a
     assert not gs.compare(reference, _chaotic(parts=4, fault=1e-5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["scale", "stop"])
 def test_a_fault_in_bfloat16_is_reported_at_its_layer(reference: Dump, fault: str) -> None:
     found = gs.compare(reference, _deep(jnp.bfloat16, "Block_{}", fault=fault))

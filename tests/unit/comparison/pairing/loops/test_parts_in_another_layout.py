@@ -48,6 +48,7 @@ def _captured(
     return gs.capture(loss, weights, {"x": x if last else x.transpose(0, 2, 1)}, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [7, OUT], ids=["by shapes", "by values"])
 @pytest.mark.parametrize("of_ref", [False, True], ids=["in the candidate", "in the reference"])
 @sampled("names", [("conv", "head"), ("Conv_0", "Dense_0")], ids=["same names", "other names"])
@@ -60,6 +61,7 @@ def test_values_of_parts_with_channels_elsewhere_are_joined(length: int, of_ref:
     assert wrong.sentence.startswith("Forward first differs at `conv` (rel_l2 0.1"), wrong.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("conv", "head"), ("Conv_0", "Dense_0")], ids=["same names", "other names"])
 def test_masks_of_parts_with_channels_elsewhere_are_joined_as_their_values_are(names: tuple[str, str]) -> None:
     reference = _captured(OUT, ("conv", "head"), parts=1, last=False, masked=True)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -61,6 +62,7 @@ def _tagger(*, ported: bool, wrong: str = "") -> Dump:
     return gs.capture(loss, {"rnn": WEIGHTS, "head": HEAD}, X, origins=False)
 
 
+@pytest.mark.slow
 def test_two_values_that_are_joined_in_one_are_found() -> None:
     found = gs.compare(_tagger(ported=False), _tagger(ported=True), allow_missing="0|1")
     assert found.verdict == "same", found.sentence

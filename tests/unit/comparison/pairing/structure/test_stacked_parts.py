@@ -118,6 +118,7 @@ def unrolled(params: Any, x: Any) -> Any:
     return jnp.square(x).mean()
 
 
+@pytest.mark.slow
 @sampled("turned", [False, True])
 def test_a_scan_over_separate_projections_is_the_same_as_packed_ones_written_out(*, turned: bool) -> None:
     x = np.random.default_rng(1).standard_normal((5, WIDTH), np.float32)

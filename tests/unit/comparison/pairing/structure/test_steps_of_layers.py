@@ -62,6 +62,7 @@ def _masked(*, scoped: bool, function: Any = jnp.tanh) -> Dump:
     return gs.capture(loss, weights, drawn(8, 3, 2, WIDTH), origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [_bag, _masked])
 def test_a_layer_is_paired_with_what_is_made_of_a_step_that_is_called_so(program: Any) -> None:
     for scoped in (True, False):

@@ -53,6 +53,7 @@ def _says(found: Comparison, name: str) -> None:
     assert found.sentence.startswith(f"Forward first differs at `{name}`"), found.sentence
 
 
+@pytest.mark.slow
 def test_the_output_of_a_packed_layer_is_compared_with_those_of_its_parts() -> None:
     packed, apart = _attention(packed=True), _attention(packed=False)
     wrong, wrong_packed = _attention(packed=False, scale=1.5), _attention(packed=True, scale=1.5)
@@ -97,6 +98,7 @@ def _grouped(*, packed: bool, scale: float = 1.0) -> Dump:
     return gs.capture(loss, weights, X, origins=False)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_packed_layer_may_have_several_sizes() -> None:
     packed, apart = _grouped(packed=True), _grouped(packed=False)
     for reference, candidate in ((packed, apart), (apart, packed)):
@@ -189,6 +191,7 @@ def _draw_code(seed: int) -> Any:
     return np.random.default_rng(seed).normal(size=(12, 5)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_packed_layers_may_read_a_flattened_image_in_another_order() -> None:
     packed, apart = _coded(packed=True), _coded(packed=False)
     for reference, candidate in ((packed, apart), (apart, packed)):
@@ -221,6 +224,7 @@ def _blocks(names: tuple[str, ...], *, wrong: str = "") -> Dump:
     return gs.capture(loss, weights, X, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "first"), [("", ""), ("weight", "up"), ("pool", "pool")])
 def test_layers_with_the_same_inputs_are_paired(wrong: str, first: str) -> None:
     found = gs.compare(_blocks(BLOCKS), _blocks(PORTED, wrong=wrong))
@@ -253,6 +257,7 @@ def _halves(*, packed: bool, fault: bool = False) -> Dump:
     return gs.capture(loss, weights, X, origins=False)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_packed_kernel_of_which_a_part_is_not_trained_has_zeros_there() -> None:
     packed, apart = _halves(packed=True), _halves(packed=False)
     for reference, candidate in ((packed, apart), (apart, packed)):
@@ -311,6 +316,7 @@ def test_a_dump_that_states_the_roots_is_paired_with_one_that_leaves_them_out(
             assert one.removeprefix("Net/") == other.removeprefix("Net/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stats_only", [False, True])
 def test_a_root_that_returns_what_its_last_layer_does_may_have_another_name(
     monkeypatch: pytest.MonkeyPatch, stats_only: bool
@@ -359,6 +365,7 @@ def _repeated(*, scanned: bool, fault: bool = False) -> Dump:
     return gs.capture(loop, kernels, X, origins=False) if scanned else gs.capture(unrolled, apart, X, origins=False)
 
 
+@pytest.mark.slow
 def test_an_iteration_uses_its_slice_of_stacked_parameters() -> None:
     apart, scanned = _repeated(scanned=False), _repeated(scanned=True)
     assert gs.compare(apart, scanned).verdict == gs.compare(scanned, apart).verdict == "same"
@@ -394,6 +401,7 @@ def _shortcut(*, of_port: bool) -> Dump:
     return gs.capture(loss, {names[name]: each for name, each in params.items()}, X, origins=False)
 
 
+@pytest.mark.slow
 def test_a_shortcut_that_is_left_out_of_a_sum_is_not_taken_for_the_sum() -> None:
     found = gs.compare(_shortcut(of_port=False), _shortcut(of_port=True))
     _says(found, "sum")
@@ -424,6 +432,7 @@ def _stack(*, of_port: bool, fault: bool = False) -> Dump:
     return gs.capture(loss, weights, drawn(5, 4, 6))
 
 
+@pytest.mark.slow
 def test_a_layer_with_the_weights_of_another_one_is_known_by_the_names_that_other_layers_have() -> None:
     reference = _stack(of_port=False)
     assert gs.compare(reference, _stack(of_port=True)).verdict == "same"
@@ -464,6 +473,7 @@ def _branches(*, of_port: bool, offset: float = 1.0) -> Dump:
     return gs.capture(loss, weights, X, origins=False)
 
 
+@pytest.mark.slow
 def test_layers_are_paired_by_their_parameters_where_the_programs_run_branches_in_another_order() -> None:
     reference = _branches(of_port=False)
     assert gs.compare(reference, _branches(of_port=True)).verdict == "same"
@@ -490,6 +500,7 @@ def _two_towers(*, of_port: bool, right: str = "right") -> Dump:
     return gs.capture(loss, weights, {"one": drawn(3, 4, 5), "other": drawn(4, 4, 5)}, origins=False)
 
 
+@pytest.mark.slow
 def test_a_layer_of_several_parameters_is_none_of_one_of_them_that_returns_another_shape() -> None:
     reference = _two_towers(of_port=False)
     assert gs.compare(reference, _two_towers(of_port=True)).verdict == "same"

@@ -53,6 +53,7 @@ def test_a_norm_that_multiplies_by_one_plus_its_scale_is_the_same(names: tuple[s
     assert "`norm` is less by 1 in the candidate, which adds that itself" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [NAMES, PORTED])
 @pytest.mark.parametrize(("added", "stored"), [(0.0, -1.0), (1.0, 0.0), (1.0, -0.5)])
 def test_one_that_multiplies_by_another_scale_is_not(names: tuple[str, str, str], added: float, stored: float) -> None:

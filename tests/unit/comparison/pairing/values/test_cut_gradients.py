@@ -39,6 +39,7 @@ def _program(
     return gs.capture(loss, weights, {data: INPUTS}, ops=ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [False, True], ids=["in the candidate", "in the reference"])
 def test_it_differs_first_at_its_layer(of_ref: bool) -> None:
     reference, port = _program(REFERENCE, "x", cut=of_ref), _program(PORT, "image", cut=not of_ref)

@@ -122,6 +122,7 @@ def _state(start: list[dict[str, Any]] | None, *, counter: int = 0, averages: bo
     return found
 
 
+@pytest.mark.slow
 @sampled("counter", [0, 100_000])
 @pytest.mark.parametrize("decay", [0.9, 0.99])
 def test_a_port_with_the_same_statistics_agrees(decay: float, counter: int) -> None:
@@ -132,6 +133,7 @@ def test_a_port_with_the_same_statistics_agrees(decay: float, counter: int) -> N
         assert sum(row.compared for row in found.rows if row.family == "aux") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.9, 0.99, 0.999])
 def test_a_port_with_statistics_as_its_library_begins_them_agrees(decay: float) -> None:
     one, other = _plain(FRESH, decay), _haiku(_state(None), (decay, decay))
@@ -140,6 +142,7 @@ def test_a_port_with_statistics_as_its_library_begins_them_agrees(decay: float) 
         assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "counter"), [(TRAINED, 0), (TRAINED, 100_000), (None, 0)])
 def test_another_decay_is_told_at_its_norm(start: Any, counter: int) -> None:
     found = gs.compare(_plain(start or FRESH), _haiku(_state(start, counter=counter), (0.9, 0.99)))
@@ -155,6 +158,7 @@ def test_a_decay_that_is_what_the_reference_adds_is_told_as_such() -> None:
     assert "as where a batch counts 0.9, not 0.1" in found.sentence
 
 
+@pytest.mark.slow
 @sampled("decay", [0.9, 0.99, 0.9999])
 def test_a_variance_that_is_divided_by_one_less_is_told(decay: float) -> None:
     for start in (None, TRAINED):
@@ -163,16 +167,19 @@ def test_a_variance_that_is_divided_by_one_less_is_told(decay: float) -> None:
         assert "it divides the variance by 20, and the reference by 19" in found.sentence
 
 
+@pytest.mark.slow
 def test_statistics_that_were_not_loaded_are_told() -> None:
     found = gs.compare(_plain(TRAINED), _haiku(_state(None)))
     assert found.verdict == "different"
     assert found.sentence.startswith("The runs start from different state (`batch_stats/n0/mean`"), found.sentence
 
 
+@pytest.mark.slow
 def test_averages_that_were_not_loaded_with_their_sums_count() -> None:
     assert gs.compare(_plain(TRAINED), _haiku(_state(TRAINED, averages=False))).verdict == "different"
 
 
+@pytest.mark.slow
 def test_the_averages_of_two_programs_in_haiku_are_compared() -> None:
     one, other = _haiku(_state(TRAINED)), _haiku(_state(TRAINED, averages=False))
     assert gs.compare(one, _haiku(_state(TRAINED))).verdict == "same"

@@ -46,6 +46,7 @@ def test_a_value_that_is_computed_may_be_that_of_any_that_is_near() -> None:
     assert len(_found(dump_of(ref), dump_of(cand))[0]) == 9
 
 
+@pytest.mark.slow
 def test_of_very_many_near_parameters_the_number_that_is_read_grows_as_their_own() -> None:
     counts = [100, 400]
     reads = []

@@ -41,6 +41,7 @@ def _dump(*, first: bool, token: slice | int = 0, eps: float = 1e-5, ops: bool =
     return gs.capture(loss, WEIGHTS, TOKENS, origins=False, ops=ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [0, 3, -1, slice(2, 5)])
 @sampled("larger", ["reference", "candidate"])
 def test_a_value_agrees_with_the_slice_of_it_that_is_read(token: slice | int, larger: str) -> None:
@@ -52,6 +53,7 @@ def test_a_value_agrees_with_the_slice_of_it_that_is_read(token: slice | int, la
     assert rows["activation_grad", "norm"].metrics["rel_l2"] < 1e-6
 
 
+@pytest.mark.slow
 def test_a_difference_in_the_slice_is_found_in_the_layer() -> None:
     found = gs.compare(_dump(first=False), _dump(first=True, eps=1e-1))
     assert found.first_divergence.forward is not None
@@ -96,6 +98,7 @@ def _graph(padding: int, *, kept: bool = True) -> Dump:
     return gs.capture(loss, WEIGHTS, batch, origins=False)
 
 
+@pytest.mark.slow
 @sampled("padding", [(0, 1), (2, 0)])
 def test_graphs_that_are_padded_to_a_size_agree_with_their_inputs(padding: tuple[int, int]) -> None:
     found = gs.compare(*map(_graph, padding))
@@ -103,6 +106,7 @@ def test_graphs_that_are_padded_to_a_size_agree_with_their_inputs(padding: tuple
     assert {row.name for row in found.rows if row.family == "input" and row.status == "same"} == {"nodes", "edges"}
 
 
+@pytest.mark.slow
 def test_nodes_for_padding_that_the_loss_reads_differ() -> None:
     assert gs.compare(_graph(0), _graph(2, kept=False)).verdict == "different"
 

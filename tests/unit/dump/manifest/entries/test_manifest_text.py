@@ -98,6 +98,7 @@ def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(manifest_text, "compiled_entries", lambda *_, **__: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_decoder")
 @pytest.mark.parametrize("window", [3_000, 5_000, 1 << 20])
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -38,6 +38,7 @@ def _gelu(*, approximate: bool) -> Any:
     return lambda x: jax.nn.gelu(x, approximate=approximate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "verdict"), [(1.0, "different"), (0.3, "same")])
 def test_another_form_is_told_also_where_the_sum_is_within_tolerance(size: float, verdict: str) -> None:
     found = gs.compare(*(_block(_gelu(approximate=each), size=size) for each in (False, True)))
@@ -60,6 +61,7 @@ def test_another_function_is_told() -> None:
     assert told in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.1])
 def test_no_function_is_told_where_both_have_it(factor: float) -> None:
     found = gs.compare(_block(jax.nn.silu), _block(jax.nn.silu, factor))
@@ -67,6 +69,7 @@ def test_no_function_is_told_where_both_have_it(factor: float) -> None:
     assert "adds the" not in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("approximate", [True, False])
 def test_functions_that_rounding_makes_alike_are_told_both(approximate: bool) -> None:
     reference, port = (_block(each, dtype=jnp.bfloat16) for each in (_gelu(approximate=approximate), jax.nn.silu))

@@ -77,6 +77,7 @@ GATED = "the silu of the first half times the second"
 MODULATED = "`first` times 1 + the first half of `condition` plus the second half of `condition`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", [True, False])
 @sampled(
     ("functions", "features", "words", "its"),
@@ -236,6 +237,7 @@ def _excited(gate: Callable[[Any], Any], *, of_port: bool, flat: bool = False) -
     return _captured(loss, {**kernels, names[1]: drawn(3, 6, 6)}, image if of_port else image.transpose(0, 3, 1, 2))
 
 
+@pytest.mark.slow
 @sampled("flat", [False, True])
 @pytest.mark.parametrize(
     ("gate", "words"), [(jax.nn.hard_sigmoid, "the hard_sigmoid of `excite`"), (jnp.tanh, "the tanh of `excite`")]

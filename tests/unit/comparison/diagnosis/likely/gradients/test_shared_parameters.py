@@ -59,6 +59,7 @@ def _dump(
     return gs.capture(loss, params, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_table_that_a_port_has_twice_is_told(turned: bool) -> None:
     found = gs.compare(_dump(), _dump(tied=False, turned=turned))
@@ -84,6 +85,7 @@ def test_the_use_that_is_cut_off_is_told_in_both_directions(layer: str) -> None:
     assert f"has what `{layer}` contributes beside the reference's" in gs.compare(cut, whole).sentence
 
 
+@pytest.mark.slow
 def test_tables_of_other_values_and_a_factor_are_no_shared_parameter() -> None:
     for one, other in ((_dump(), _dump(tied=False, other=True)), (_dump(tied=False), _dump(tied=False, other=True))):
         assert "one parameter" not in gs.compare(one, other).sentence

@@ -35,6 +35,7 @@ def _uses(read: Any, kernel: Any, value: Any, *biases: Any) -> list[KernelUse]:
         return list(kernel_uses(*tensors, [np.asarray(each, np.float64) for each in biases]))
 
 
+@pytest.mark.slow
 def test_the_places_of_the_taps_are_found() -> None:
     for stride, padding, begins in ((1, "SAME", (1, 1)), (2, "SAME", (0, 0)), (2, [(1, 1)] * 2, (1, 1))):
         (use,) = _uses(IMAGE, KERNEL, _conv(IMAGE, KERNEL, stride=stride, padding=padding))
@@ -118,6 +119,7 @@ def reference() -> Dump:
     return _network()
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "words"),
     [
@@ -133,11 +135,13 @@ def test_what_a_port_does_differently_is_told(reference: Dump, fault: str, words
     assert words in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_a_function_is_not_told_that_only_one_program_has_a_layer_around(reference: Dump) -> None:
     sentence = gs.compare(reference, _network("SAME", port=True, inside=True)).sentence
     assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
 
 
+@pytest.mark.slow
 def test_a_function_is_missing_only_where_a_layer_reads_the_product_without_it() -> None:
     reference = _network(inside=True)
     told = gs.compare(reference, _network(port=True, inside=True, function=jnp.positive)).sentence
@@ -147,12 +151,14 @@ def test_a_function_is_missing_only_where_a_layer_reads_the_product_without_it()
     assert "no function" not in behind, behind
 
 
+@pytest.mark.slow
 def test_a_bias_that_a_program_adds_outside_of_the_layer_is_not_told(reference: Dump) -> None:
     assert gs.compare(reference, _network(port=True, biased=False))
     sentence = gs.compare(reference, _network("SAME", port=True, biased=False)).sentence
     assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
 
 
+@pytest.mark.slow
 def test_nothing_is_told_of_a_layer_that_is_right(reference: Dump) -> None:
     assert gs.compare(reference, _network(port=True))
     sentence = gs.compare(reference, _network(port=True, scale=2.0)).sentence
@@ -192,6 +198,7 @@ def test_values_that_are_joined_in_another_order_are_told() -> None:
     assert "it joins `right` and `left`, and the reference joins `left` and `right`" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_another_function_of_a_step_that_only_the_reference_has_is_told() -> None:
     assert gs.compare(_joining(), _joining(port=True))
     found = gs.compare(_joining(), _joining(function=jax.nn.softplus, port=True)).sentence
@@ -225,6 +232,7 @@ def _summed(*, of_port: bool, fault: str = "") -> Dump:
     return captured((loss, weights, {"x": draw(size=(3, 4, 12)).astype(np.float32)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

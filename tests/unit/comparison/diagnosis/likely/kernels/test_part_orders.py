@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from tests.support.sampled import sampled
@@ -84,6 +85,7 @@ def _ported(exchanged: str, *, packed: bool, bent: bool = False) -> gs.Dump:
         return gs.capture(loss, weights, {"x": X}, origins=False)
 
 
+@pytest.mark.slow
 @sampled("packed", [True, False], ids=["packed", "apart"])
 def test_parts_of_a_kernel_that_have_the_biases_of_others_are_told(*, packed: bool) -> None:
     reference = _reference()

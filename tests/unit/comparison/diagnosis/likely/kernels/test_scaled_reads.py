@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -50,6 +51,7 @@ def _images(prepared: Any, *, of_port: bool = False, bias: bool = True, function
     return gs.capture(loss, weights, {"x": IMAGE}, origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("one", "other", "words"),
     [
@@ -79,6 +81,7 @@ def test_other_faults_of_a_layer_are_told_that_prepares_what_it_reads() -> None:
     assert ", made here; it adds no bias, and the reference `bias`; `Conv_0` in the candidate)" in found.sentence
 
 
+@pytest.mark.slow
 def test_the_layer_is_found_where_a_function_hides_in_how_large_units_its_output_is() -> None:
     reference = _images(_normalised, function=jnp.tanh)
     found = gs.compare(reference, _images(lambda x: _normalised(255 * x), of_port=True, function=jnp.tanh))
@@ -108,6 +111,7 @@ def test_numbers_that_overflow_are_no_scaling_and_no_terms() -> None:
         assert multiples(huge[:, 0], [huge[:, 1]]) is None
 
 
+@pytest.mark.slow
 def test_no_scaling_is_told_of_another_function() -> None:
     found = gs.compare(_images(_divided), _images(lambda x: jnp.sqrt(x / 255), of_port=True))
     assert "times `x`" not in found.sentence, found.sentence

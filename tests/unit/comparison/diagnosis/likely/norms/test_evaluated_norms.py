@@ -51,6 +51,7 @@ def _program(
         return gs.capture(loss, {"params": params, **state}, IMAGES, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("scaled", [True, False])
 @sampled(("epsilon", "number"), [(1e-3, "1.0e-3"), (0.02, "2.0e-2")])

@@ -150,6 +150,7 @@ def _image_norm(axes: tuple[int, ...], *, port: bool, flat: bool = False, epsilo
     return captured((loss, weights, {"x": image if port else image.transpose(0, 3, 1, 2)}))
 
 
+@pytest.mark.slow
 def test_a_norm_is_known_behind_an_image_whose_axes_have_one_size() -> None:
     reference = _image_norm((3,), port=False)
     assert gs.compare(reference, _image_norm((3,), port=True))
@@ -158,6 +159,7 @@ def test_a_norm_is_known_behind_an_image_whose_axes_have_one_size() -> None:
         assert f"; it normalises over {words} of each example, and the reference over axes [3];" in sentence, sentence
 
 
+@pytest.mark.slow
 def test_a_norm_is_known_behind_an_image_whose_positions_are_merged() -> None:
     reference = _image_norm((2,), port=False, flat=True)
     assert gs.compare(reference, _image_norm((2,), port=True, flat=True)).verdict == "same"

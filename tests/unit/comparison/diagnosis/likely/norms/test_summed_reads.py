@@ -56,6 +56,7 @@ def _block(*, of_port: bool, centred: bool = True, epsilon: float = 1e-5, stream
     return gs.capture(loss, _WEIGHTS, drawn(6, 4, 5, 6), origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [True, False])
 @sampled(
     ("fault", "words"),
@@ -129,6 +130,7 @@ def test_a_norm_that_reads_joined_values_in_another_order_is_told() -> None:
     assert "it reads `b` in another order than the reference" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_a_sum_that_has_a_name_in_one_program_alone_is_the_sum_of_its_terms() -> None:
     reference = _stacked(of_port=False)
     assert gs.compare(reference, _stacked(of_port=True)).verdict == "same"
@@ -153,6 +155,7 @@ def _positioned(*, of_port: bool, epsilon: float = 1e-5, table: str = "table") -
     return gs.capture(loss, _WEIGHTS | added, drawn(6, 4, 5, 6), origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -199,6 +202,7 @@ def _stream(*, of_port: bool, share: float = 0.5, fault: str = "") -> Dump:
     return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "first", "words"),
     [

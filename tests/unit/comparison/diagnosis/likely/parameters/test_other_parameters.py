@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
@@ -53,6 +54,7 @@ def _blocks(other: str = "", *, port: bool = False, equal: bool = False) -> gs.D
         return gs.capture(loss, weights, {"x": drawn(1, 2, 5, 6)}, origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("other", "at", "used", "own"),
     [
@@ -108,6 +110,7 @@ def _decoder(*, port: bool = False, again: bool = False) -> gs.Dump:
         return gs.capture(loss, weights, {"x": tokens})
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_called_in_place_of_another_is_no_part_of_a_batch() -> None:
     assert gs.compare(_decoder(), _decoder(port=True)).verdict == "same"
     found = gs.compare(_decoder(), _decoder(port=True, again=True))

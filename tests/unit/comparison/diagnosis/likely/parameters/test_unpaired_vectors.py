@@ -55,6 +55,7 @@ def _without(missing: str = "", narrow: bool = False) -> Dump:
     return gs.capture(loss, params, {"x": jax.numpy.asarray(IMAGES, dtype)}, origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("missing", "less", "more"),
     [
@@ -107,6 +108,7 @@ def test_a_scale_of_one_term_of_a_sum_is_named(channels: int, ignored: bool) -> 
     assert "it does not multiply `block/dense` by `gamma`, and the reference does)" in sentence, sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
@@ -120,6 +122,7 @@ def test_a_bias_in_bfloat16_is_named(missing: str, words: str) -> None:
     assert words in sentence, sentence
 
 
+@pytest.mark.slow
 def test_a_vector_of_one_program_that_does_not_make_the_difference_is_not_named() -> None:
     def shifted(shift: float) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -63,6 +63,7 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
     return gs.capture(loss, qkv if packed else KERNELS, BATCH)
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "own", "other"),
     [
@@ -81,12 +82,14 @@ def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other:
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
 
 
+@pytest.mark.slow
 def test_a_packed_product_may_have_query_key_and_value_of_each_head() -> None:
     found = gs.compare(captured(packed=True), captured("each head", packed=True))
     own, other = (f"query, key and value packed for {heads}" for heads in ("all heads", "each head"))
     assert f"which reads an attention with {own}, and in the candidate with {other}." in found.sentence
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_packed_product_are_counted() -> None:
     found = gs.compare(captured(packed=True), captured("exchanged", packed=True))
     own = "the second third of `qkv` as the key and the last third of `qkv` as the value"
@@ -110,6 +113,7 @@ def test_few_attentions_are_computed_of_all_positions(monkeypatch: pytest.Monkey
     assert 0 < len(whole) < 5
 
 
+@pytest.mark.slow
 @sampled("fault", ["", "no bias", "scale"])
 def test_a_position_bias_that_one_program_alone_has_a_name_for_is_no_fault(fault: str) -> None:
     def dump(*, of_port: bool, fault: str = "") -> gs.Dump:
@@ -144,6 +148,7 @@ def test_a_position_bias_that_one_program_alone_has_a_name_for_is_no_fault(fault
         )
 
 
+@pytest.mark.slow
 @sampled("packed", [False, True])
 def test_a_layer_that_computes_something_else_of_one_attention_reads_the_same(packed: bool) -> None:
     found = gs.compare(captured(packed=packed), captured("other", packed=packed))
@@ -187,6 +192,7 @@ def with_entries() -> gs.Dump:
     return gs.capture(loss, packed, {"x": BATCH["x"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "own", "other"),
     [
@@ -261,6 +267,7 @@ def of_image(scale: float, *, channels_first: bool) -> gs.Dump:
     return gs.capture(loss, kernels, {"x": drawn(3, EXAMPLES, FEATURES, 2, 3)})
 
 
+@pytest.mark.slow
 @sampled("channels_first", [True, False])
 def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> None:
     reference = of_image(1 / math.sqrt(FEATURES), channels_first=channels_first)

@@ -108,6 +108,7 @@ def test_a_mask_that_only_one_program_reads_through_is_told_beside_the_causal_on
     assert "with `kept` as the mask, and a causal mask, and in the candidate with a causal mask." in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_another_scale_is_told_of_attentions_within_a_window(scaled: bool) -> None:
     right, wrong = _decoder("window"), _decoder("window", scale=1.0)

@@ -58,6 +58,7 @@ OWN = {name: name for name in ("down", "mid", "up")}
 ITS = {"down": "Conv_0", "mid": "Conv_1", "up": "Conv_2"}
 
 
+@pytest.mark.slow
 def test_a_skip_connection_that_is_joined_on_the_other_side_is_told() -> None:
     reference = _skipped(OWN)
     assert gs.compare(reference, _skipped(ITS, ported=True)).verdict == "same"
@@ -127,6 +128,7 @@ def test_patches_that_are_merged_in_another_order_are_told(*, norm: bool, at: st
     assert told in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [2, 4])
 @sampled("shifted", [True, False], ids=["scale and bias", "scale alone"])
 def test_channels_in_another_order_are_told_of_a_norm_of_groups(*, groups: int, shifted: bool) -> None:

@@ -67,6 +67,7 @@ def _bag(pool: str, *, of_port: bool = False) -> gs.Dump:
     return gs.capture(loss, weights, {"x": TOKENS}, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["all", "sum"])
 def test_a_bag_decides_by_itself_which_rows_it_adds_up(pool: str) -> None:
     assert gs.compare(_bag("mean"), _bag("mean", of_port=True)).verdict == "same"

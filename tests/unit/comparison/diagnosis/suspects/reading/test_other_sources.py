@@ -45,11 +45,13 @@ def test_a_step_without_a_scope_is_no_other_source() -> None:
     assert "reads" not in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_the_output_of_another_layer_is_told() -> None:
     found = gs.compare(_dump(scoped=True), _dump(scoped=True, skipped=True))
     assert "which reads `act`, and in the candidate `up`" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [True, False])
 def test_a_parameter_with_more_axes_of_one_element_is_compared_whatever_its_values_are(of_ref: bool) -> None:
     plain, zeros = _dump(scoped=False), _dump(scoped=False, bias=0 * WEIGHTS["bias"].reshape(1, 5, 1))

@@ -67,6 +67,7 @@ def test_a_norm_that_is_right_reads_another_value() -> None:
         assert told in found, found
 
 
+@pytest.mark.slow
 def test_a_norm_that_may_be_wrong_is_blamed_itself() -> None:
     one = _normed(jnp.add)
     assert gs.compare(one, _normed(jnp.add, port=True))
@@ -108,6 +109,7 @@ def convolved() -> Dump:
     return _convolved()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["dropout", "centred"])
 def test_a_convolution_that_is_right_reads_another_value(convolved: Dump, fault: str) -> None:
     found = gs.compare(convolved, _convolved(fault, port=True)).sentence
@@ -115,6 +117,7 @@ def test_a_convolution_that_is_right_reads_another_value(convolved: Dump, fault:
     assert BETWEEN in found, found
 
 
+@pytest.mark.slow
 @sampled("fault", ["scaled", "kernel", "standardised", "position"])
 def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault: str) -> None:
     found = gs.compare(convolved, _convolved(fault, port=True)).sentence

@@ -82,6 +82,7 @@ def _pooled(fault: str = "") -> Dump:
     return gs.capture(loss, POOLED, IMAGES, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

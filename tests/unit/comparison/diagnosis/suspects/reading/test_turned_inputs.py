@@ -42,6 +42,7 @@ def _captured(*, of_port: bool, fault: str = "", first: bool = False, channels: 
     return gs.capture(loss, {**weights, names[0]: kernel}, {"x": images}, origins=False)
 
 
+@pytest.mark.slow
 @sampled(("fault", "axis"), [("reversed", 3), ("mirrored", 2)])
 def test_the_axis_is_told_along_which_a_port_reads_an_image_in_reverse(fault: str, axis: int) -> None:
     found = gs.compare(_captured(of_port=False), _captured(of_port=True, fault=fault))
@@ -57,6 +58,7 @@ def test_axes_are_told_that_a_port_reads_in_the_place_of_each_other() -> None:
     assert ", which reads `x`, and in the candidate `x` with its axes [1, 2] exchanged." in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [3, 1])
 def test_it_is_said_whose_axis_it_is_where_the_programs_have_others(channels: int) -> None:
     reference = _captured(of_port=False, first=True, channels=channels)
@@ -64,6 +66,7 @@ def test_it_is_said_whose_axis_it_is_where_the_programs_have_others(channels: in
     assert ", and in the candidate `x` in reverse along the axis 3 of the reference." in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["sine", "factor"])
 def test_no_axis_is_told_of_another_fault(fault: str) -> None:
     found = gs.compare(_captured(of_port=False), _captured(of_port=True, fault=fault))

@@ -76,6 +76,7 @@ def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
 ATTENTION = "`block/out` (rel_l2 {}), which reads an attention with"
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "sentence"),
     [
@@ -97,6 +98,7 @@ def test_a_step_without_an_entry_is_told_by_what_the_layer_behind_it_reads(fault
     assert "names only" not in found.sentence  # the scope around returns what its last part does, under two names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "words"), [(jax.nn.softplus, "softplus"), (lambda x: x, "plain value")])
 def test_a_convolution_reads_another_function_of_the_value_before_it(function: Any, words: str) -> None:
     reference = _convolutions(jax.nn.elu, names=("conv1", "conv2"))
@@ -105,6 +107,7 @@ def test_a_convolution_reads_another_function_of_the_value_before_it(function: A
     assert gs.compare(reference, _convolutions(jax.nn.elu, names=("down", "up"))).verdict == "same"
 
 
+@pytest.mark.slow
 @sampled(("fault", "layer"), [("out", "block/out"), ("fc", "fc")])
 def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) -> None:
     found = gs.compare(_attention(), _attention(fault, port=True))
@@ -112,6 +115,7 @@ def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) 
     assert "reads" not in found.sentence
 
 
+@pytest.mark.slow
 def test_a_layer_that_reads_another_input_needs_no_step_before_it() -> None:
     found = gs.compare(_attention(), _attention(tokens=_draw(size=TOKENS.shape).astype(np.float32)))
     assert found.sentence.startswith("The runs start from different inputs (`of_reference`). Forward first differs at")
@@ -135,6 +139,7 @@ def _normalised(fault: str = "") -> Dump:
     return gs.capture(loss, WEIGHTS, TOKENS, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
@@ -214,6 +219,7 @@ def _recurrent(function: Any, *, names: tuple[str, str]) -> Dump:
     return gs.capture(loss, {names[0]: {"kernel": WEIGHTS["fc"]}, names[1]: kernels}, TOKENS, origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("function", "words"),
     [(jnp.tanh, "tanh"), (lambda x: jnp.where(x > 0, x, 0.3 * x), "leaky_relu of slope 0.3")],
@@ -226,6 +232,7 @@ def test_a_loop_reads_another_function_of_the_value_before_it(function: Any, wor
     assert gs.compare(reference, _recurrent(jax.nn.relu, names=("inputs", "cell"))).verdict == "same"
 
 
+@pytest.mark.slow
 def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() -> None:
     reference = _recurrent(jax.nn.relu, names=("embed", "rnn"))
     found = gs.compare(reference, _recurrent(lambda x: x, names=("embed", "cell")))  # it may be inside of the cell
@@ -256,6 +263,7 @@ def _gated(
     return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "words"), [(jax.nn.relu, "relu"), (jnp.tanh, "tanh")])
 @pytest.mark.parametrize("names", [("gate", "up", "down"), ("w1", "w3", "w2")])
 def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[str, str, str]) -> None:
@@ -265,6 +273,7 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_ref", [True, False])
 def test_so_it_is_where_one_program_has_an_entry_for_its_value(of_ref: bool) -> None:
     """The step itself is right: of the values before it the layer behind it reads another function."""
@@ -277,6 +286,7 @@ def test_so_it_is_where_one_program_has_an_entry_for_its_value(of_ref: bool) -> 
     assert gs.compare(reference, _gated(jax.nn.silu, names=names[1], scope=scopes[1])).verdict == "same"
 
 
+@pytest.mark.slow
 @sampled("names", [("f", "g", "mix"), ("w1", "w3", "w2")])
 def test_the_functions_of_both_layers_that_a_gated_unit_multiplies_are_told(names: tuple[str, str, str]) -> None:
     reference = _gated(jnp.tanh, jax.nn.sigmoid, names=("f", "g", "mix"))
@@ -314,6 +324,7 @@ def _halves(function: Any, gate: Any, *, names: tuple[str, str], swapped: bool =
     return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
 
 
+@pytest.mark.slow
 @sampled("names", [("up", "down"), ("w1", "w2")])
 def test_what_a_gated_unit_makes_of_both_halves_of_a_value_is_told(names: tuple[str, str]) -> None:
     reference = _halves(jnp.tanh, jax.nn.sigmoid, names=("up", "down"))
@@ -360,6 +371,7 @@ def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float
     return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
 
 
+@pytest.mark.slow
 @sampled(
     ("factors", "words"),
     [
@@ -377,6 +389,7 @@ def test_a_sum_of_other_multiples_is_told(factors: Any, words: str, names: tuple
     assert gs.compare(reference, _residual(names)).verdict == "same"
 
 
+@pytest.mark.slow
 def test_a_layer_whose_bias_is_left_out_in_front_of_a_norm_reads_the_same() -> None:
     random = np.random.default_rng(5)
     first, kernel, bias, x = (random.normal(size=size).astype(np.float32) for size in ((4, 6), (6, 6), (6,), (8, 4)))

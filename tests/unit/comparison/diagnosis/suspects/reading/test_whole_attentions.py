@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -71,6 +72,7 @@ def _in_parts(fault: str = "") -> Dump:
     return _captured(attention, {**weights, "out": {"kernel": MERGING.T.reshape(HEADS, WIDTH, FEATURES), "bias": BIAS}})
 
 
+@pytest.mark.slow
 def test_a_right_port_is_the_same() -> None:
     assert gs.compare(_whole(), _in_parts()).verdict == "same"
 

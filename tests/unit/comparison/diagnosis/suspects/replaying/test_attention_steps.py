@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -107,11 +108,13 @@ def _compared(fault: str) -> Comparison:
     return gs.compare(_reference(), _captured(scopes=False, fault=fault))
 
 
+@pytest.mark.slow
 def test_a_port_without_scopes_is_the_same_either_way_round() -> None:
     assert _compared("").verdict == "same"
     assert gs.compare(_captured(scopes=False), _reference()).verdict == "same"
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "step", "own", "other"),
     [
@@ -151,12 +154,14 @@ def test_one_step_for_scores_and_shares_is_named_with_what_the_port_has_in_place
     assert f"where `shares` is the {own} of what it reads, and in the candidate the {other}." in found.sentence
 
 
+@pytest.mark.slow
 def test_no_step_is_named_where_what_follows_is_reproduced_by_none() -> None:
     found = _compared("after")
     assert not found.blame.suspects
     assert found.sentence.startswith("Forward first differs at `head`"), found.sentence
 
 
+@pytest.mark.slow
 def test_a_step_of_the_candidate_is_named_where_only_that_has_scopes() -> None:
     found = gs.compare(_captured(scopes=False), _captured(scopes=True, fault="scale of width"))
     assert [row.name for row in found.blame.suspects] == ["scores"], found.sentence

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.comparison import Comparison
@@ -71,6 +72,7 @@ def _coupled(fault: str) -> Comparison:
     return _compared(loss, COUPLING | LAYERS, {"x": _draw(5, ROWS, 4)})
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "step", "words"),
     [
@@ -150,6 +152,7 @@ def _flattened(fault: str) -> Comparison:
     return gs.compare(one, gs.capture(port, {"Dense_0": mix, "Dense_1": last, "Dense_2": head}, moved, origins=False))
 
 
+@pytest.mark.slow
 def test_the_layer_that_flattens_in_another_order_is_named_and_not_the_step_before_it() -> None:
     assert _flattened("").verdict == "same"
     found = _flattened("flattening")

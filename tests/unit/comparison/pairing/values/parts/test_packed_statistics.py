@@ -54,6 +54,7 @@ def test_layers_of_packed_weights_count_in_neither_direction_where_all_agrees() 
     assert [each.verdict for each in _both_ways()] == ["same", "same"], [each.sentence for each in _both_ways()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["kqv", "vkq"])
 def test_a_weight_that_is_packed_in_another_order_is_a_difference_in_both_directions(order: str) -> None:
     assert [each.verdict for each in _both_ways(order=order)] == ["different", "different"]

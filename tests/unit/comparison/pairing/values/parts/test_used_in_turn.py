@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import gradscope as gs
@@ -81,6 +82,7 @@ def _pairs(comparison: gs.Comparison) -> dict[str, str]:
     return {row.name: str(row.counterpart) for row in comparison.rows if row.family == "param"}
 
 
+@pytest.mark.slow
 @sampled("turned", [False, True])
 def test_scales_of_one_are_those_of_the_norms_in_the_same_place_though_all_gradients_differ(turned: bool) -> None:
     dumps = (_unrolled(), _scanned(slope=1.1))
