@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -119,8 +119,8 @@ class Values:
         return self.write_value(value, name, tensor, site)
 
     def add_name(self, value: Value, name: str, site: SiteFacts) -> None:
-        """Writes another name of a value, with the site of that name."""
-        value.names[name] = site
+        """Writes another name of a value, with the site of that name, but for the value's place among the others."""
+        value.names[name] = replace(site, index=value.names[value.name].index)
         self._write_alias(value, value.family, name)
 
     def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:

@@ -781,3 +781,26 @@ def test_the_gradient_of_a_view_arrives_that_is_changed_in_place(first: nn.Modul
 def test_no_gradient_is_stated_of_a_changed_view_where_another_value_reads_what_it_is_a_view_of() -> None:
     dump = capture(_Changed(_Halves(added=True), inplace=True), lambda value: value, torch.randn(5, 6))
     assert ("activation_grad", "first") in [(line.family, line.name) for line in dump.manifest.ledger.missing]
+
+
+class EncoderDecoder(nn.Module):
+    """Its output that was made first has a name more, which is seen last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.key, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encoder(x)
+        key = self.key(hidden)
+        return self.head(hidden * (key.detach() if self.training else key)), hidden
+
+
+def test_all_names_of_a_value_have_its_place_so_that_the_gradient_is_named_that_is_wrong_first() -> None:
+    model, x = nn.Sequential(EncoderDecoder()), torch.randn(3, 4)
+    ref, cand = (capture(model.train(training), lambda out: (out[0] ** 3).sum(), x) for training in (False, True))
+    owner, other = (ref.source.entry(f"activation/{name}") for name in ("0/encoder", "0.1"))
+    assert (other.alias_of, other.site.index) == ("activation/0/encoder", owner.site.index)
+    found = compare(ref, cand).first_divergence.backward
+    assert found is not None
+    assert found.name == "0/key"
