@@ -144,8 +144,9 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
     follows = Counter(row.family for row in different if _follows(row, blame))
     beside = [row for row in different if not _follows(row, blame) and _key(row) in blame.of_makers]
     others = Counter(row.family for row in different) - follows - Counter(row.family for row in beside)
+    last_first = sorted(different, key=lambda row: -row.index)
     additional = _distinct(
-        row.name for row in different if row.family in _GRADIENTS and not _follows(row, blame) and row not in beside
+        row.name for row in last_first if row.family in _GRADIENTS and not _follows(row, blame) and row not in beside
     )
     parts: list[str] = []
     where = "above it " if divergence.backward is not None else ""
@@ -156,7 +157,9 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
         names = f", of {some_of(_distinct(row.name for row in beside))}" if len(beside) <= MOST_NAMES else ""
         parts.append(f"{_together(found, _GRADIENTS)} {_verb(len(beside))} with it{names}")
     if own := sum(others[each] for each in _GRADIENTS):
-        names = f", of {some_of(additional)}" if own <= MOST_NAMES else ""
+        # Where nothing else differs, they are the place.
+        alone = divergence.forward is None and divergence.backward is None
+        names = f", of {some_of(additional)}" if own <= MOST_NAMES or alone else ""
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
     rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
     return [*parts, *rest, *_unreached(rows), *creeping(rows, divergence.forward)]

@@ -134,10 +134,9 @@ def _directions(
         return [each for each in (_at_loss(losses), backward) if each]
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
-    if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
-        names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
+    if forward and backward and divergence.forward is None and _are_gradients(rows):
         agree = "so do the gradients of activations" if forward.endswith("agrees") else "gradients of activations agree"
-        return [f"Backward only: {_uncapitalised(forward)}, and {agree}, but not those of {names}"]
+        return [f"Backward only: {_uncapitalised(forward)}, and {agree}"]
     return [each for each in (forward, backward) if each]
 
 
@@ -231,10 +230,10 @@ def _what(rows: Sequence[ComparisonRow]) -> str:
     return "".join(f", where {each}" for each in known[:1])
 
 
-def _only_gradients(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Returns the rows that differ, where all of them are gradients; else none."""
+def _are_gradients(rows: Sequence[ComparisonRow]) -> bool:
+    """Returns whether rows differ, and all of these are gradients."""
     differing = [row for row in rows if row.status == "different"]
-    return differing if all(is_gradient(row.family) for row in differing) else []
+    return bool(differing) and all(is_gradient(row.family) for row in differing)
 
 
 def _in_brackets(row: ComparisonRow, where: str) -> str:

@@ -36,6 +36,8 @@ IN_JAX: dict[str, Callable[..., Any]] = {
     "selu": jax.nn.selu,
     "squared relu": lambda x: jax.nn.relu(x) ** 2,
     "square": jnp.square,
+    "sin": jnp.sin,
+    "softsign": jax.nn.soft_sign,
 }
 
 

@@ -64,7 +64,7 @@ def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference
 
 @pytest.mark.slow
 def test_the_layout_of_a_port_is_not_told_of_a_layer_that_reads_another_value(reference: Dump) -> None:
-    found = gs.compare(reference, _captured(ported=True, function=jnp.sin))
+    found = gs.compare(reference, _captured(ported=True, function=jnp.cos))
     assert found.sentence.startswith("Forward first differs at `second` (rel_l2 "), found.sentence
     assert "in what it reads: a step that neither program has an entry for" in found.sentence
     assert "another layout" not in found.sentence

@@ -21,7 +21,11 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.gradients.shared_gradients import SharedGradients
-from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import other_rows, other_slices
+from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import (
+    differing_rows,
+    other_rows,
+    other_slices,
+)
 from gradscope.comparison.diagnosis.likely.gradients.use_terms import UseTerms
 from gradscope.comparison.diagnosis.likely.layers.added_constants import AddedConstants
 from gradscope.comparison.diagnosis.likely.layers.computed_dtypes import ComputedDtypes
@@ -96,8 +100,10 @@ def with_likely_causes(
         found[match.ref] = likely or _diagnosis(dumps, match, row, stored, statistics) or row.likely
         if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
             of_terms[match.ref] = gradient_in_words(dumps, match, same)
+            found[match.ref] = "" if of_terms[match.ref] else other_rows(dumps, match, row)
         if row.family == PARAM_GRAD and not of_terms[match.ref] and not found[match.ref]:
-            of_terms[match.ref] = shared.words(match, row) or uses.words(match, row)
+            words = shared.words(match, row) or uses.words(match, row)
+            of_terms[match.ref] = words or differing_rows(dumps, match, row)
     found |= dtypes.first_of_others(matches, rows)
     return (
         constants

@@ -71,6 +71,8 @@ ELEMENTWISE: Final[Mapping[str, Elementwise]] = MappingProxyType({
     "selu": _selu,
     "squared relu": lambda x: np.square(np.maximum(x, 0)),
     "square": np.square,
+    "sin": np.sin,
+    "softsign": lambda x: x / (1 + np.abs(x)),
 })  # fmt: skip
 
 

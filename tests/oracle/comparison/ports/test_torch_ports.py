@@ -1398,6 +1398,27 @@ def test_rows_of_a_kernel_without_a_gradient_are_not_said_to_be_those_of_padding
     assert "padding_idx" not in found.sentence
 
 
+def test_the_row_that_padding_leaves_out_is_told_of_a_table_that_the_head_uses_too() -> None:
+    torch.manual_seed(0)
+    tokens = torch.arange(20).reshape(4, 5) % 7
+    tied = nn.ModuleDict({"table": nn.Embedding(7, 8, padding_idx=2), "head": nn.Linear(8, 7, bias=False)})
+    nn.init.normal_(tied["table"].weight)
+    tied["head"].weight = tied["table"].weight
+    tied.forward = lambda tokens: tied["head"](torch.sin(tied["table"](tokens)))
+
+    def loss(state: Any, tokens: Any) -> Any:
+        with jax.named_scope("table"):
+            x = jnp.sin(state["weight"][tokens])
+        with jax.named_scope("head"):
+            return jnp.square(x @ state["weight"].T).mean()
+
+    reference = capture(tied, lambda y: y.square().mean(), tokens)
+    table = {"weight": tied["table"].weight.detach().numpy().copy()}
+    found = gs.compare(reference, gs.capture(loss, table, tokens.numpy().astype(np.int32), origins=False))
+    assert "differs in the rows [2] alone (as of PyTorch's `padding_idx`)" in found.sentence, found.sentence
+    assert found.sentence.count("`table/weight`") == 2
+
+
 def test_a_kernel_in_a_scope_that_reads_tokens_for_another_parameter_is_no_table() -> None:
     torch.manual_seed(0)
     module, tokens = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 8)), torch.arange(20).reshape(4, 5) % 7

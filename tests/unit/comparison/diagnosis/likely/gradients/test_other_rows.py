@@ -1,17 +1,19 @@
-"""Rows of a table are told for which one program alone has a gradient, and only where all others agree."""
+"""Rows or columns are told for which one program alone has a gradient, and only where all others agree."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gradscope.comparison.compare_dumps import judged, paired
-from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import other_rows
+from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import differing_rows, other_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.limits.noise import DefaultLimits
 from gradscope.comparison.pairing.matching import Dumps
+from tests.support.data import drawn
 from tests.support.dumps import dump_of
 
 TABLE = np.random.default_rng(4).normal(size=(6, 5)).astype(np.float32)
@@ -40,10 +42,45 @@ def changed(rows: list[int], **others: float) -> Any:
     ],
 )
 def test_rows_are_told_for_which_one_program_alone_has_a_gradient(ref: Any, cand: Any, words: str, dtype: Any) -> None:
-    one, other = (dump_of({"param/t": TABLE, "param_grad/t": each.astype(dtype)}) for each in (ref, cand))
+    said = _said(other_rows, TABLE, ref.astype(dtype), cand.astype(dtype))
+    assert said.startswith(words)
+    assert bool(said) is bool(words)
+
+
+def _said(tell: Callable[..., str], values: Any, ref: Any, cand: Any, family: str = "param") -> str:
+    """Returns what is told of a pair of gradients of a value."""
+    one, other = (dump_of({f"{family}/t": values, f"{family}_grad/t": each}) for each in (ref, cand))
     dumps = Dumps(ref=one, cand=other)
     pairing = paired(dumps, CompareOptions())
     rows = judged(dumps, pairing.matched, CompareOptions(), DefaultLimits.of_whole(dumps, None))
-    match = next(each for each in pairing.matched if each.ref == "param_grad/t")
-    assert other_rows(dumps, match, rows[match.ref]).startswith(words)
-    assert bool(other_rows(dumps, match, rows[match.ref])) is bool(words)
+    match = next(each for each in pairing.matched if each.ref == f"{family}_grad/t")
+    return tell(dumps, match, rows[match.ref])
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "words"),
+    [
+        ("param", (3, 12), "differs in the columns 4 to 7 alone, for which it has none"),
+        ("param", (12,), "differs in the elements 4 to 7 alone, for which it has none"),
+        ("param", (2, 3, 12), "differs in the slices 4 to 7 of axis 2 alone, for which it has none"),
+        ("activation", (2, 3, 12), "differs in the slices 4 to 7 of axis 2 alone, for which it has none"),
+    ],
+)
+def test_the_keys_of_a_packed_layer_are_told_that_get_no_gradient(
+    family: str, shape: tuple[int, ...], words: str
+) -> None:
+    values = np.array(drawn(3, *shape))
+    cut = values.copy()
+    cut[..., 4:8] = 0
+    assert _said(other_rows, values, values, cut, family) == words
+    assert _said(differing_rows, values, values, values * 1.1, family) == ""
+
+
+def test_few_rows_that_differ_are_told_and_examples_are_no_rows() -> None:
+    other = TABLE.copy()
+    other[2] *= 1.5
+    assert _said(differing_rows, TABLE, TABLE, other) == "differs in the rows [2] alone"
+    assert _said(other_rows, TABLE, TABLE, other) == ""
+    assert _said(differing_rows, TABLE, TABLE, other, "activation") == ""
+    other[3:5] *= 1.5
+    assert _said(differing_rows, TABLE, TABLE, other) == ""

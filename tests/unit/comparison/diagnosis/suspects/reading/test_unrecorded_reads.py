@@ -129,7 +129,7 @@ def _normalised(fault: str = "") -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("dense"):
             x = batch @ weights["query"]
-        x = jnp.sin(x) if fault == "before" else jnp.tanh(x)
+        x = jnp.cos(x) if fault == "before" else jnp.tanh(x)
         with jax.named_scope("norm"):
             x = x - x.mean(-1, keepdims=True)
             x = 1.1 * x if fault == "inside" else x
