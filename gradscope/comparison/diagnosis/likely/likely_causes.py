@@ -84,6 +84,9 @@ def with_likely_causes(
     shared, uses = SharedGradients(dumps, matches), UseTerms(dumps)
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
+    gradients_alone = not any(
+        row.family in (ACTIVATION, ACTIVATION_GRAD) and row.status == "different" for row in rows.values()
+    )
     by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
     same = frozenset(each.ref for each in matches if rows[each.ref].status == "same")
     found: dict[str, str] = {}
@@ -103,7 +106,8 @@ def with_likely_causes(
             found[match.ref] = "" if of_terms[match.ref] else other_rows(dumps, match, row)
         if row.family == PARAM_GRAD and not of_terms[match.ref] and not found[match.ref]:
             words = shared.words(match, row) or uses.words(match, row)
-            of_terms[match.ref] = words or differing_rows(dumps, match, row)
+            # Behind another difference, few rows may differ by what follows from that.
+            of_terms[match.ref] = words or (differing_rows(dumps, match, row) if gradients_alone else "")
     found |= dtypes.first_of_others(matches, rows)
     return (
         constants

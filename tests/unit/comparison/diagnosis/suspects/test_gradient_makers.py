@@ -171,7 +171,10 @@ def test_a_branch_that_was_not_taken_made_nothing() -> None:
         return jnp.square(jax.lax.cond(batch["x"].sum() < 1e9, arm("two", inside), arm("three", _same), x)).mean()
 
     right, wrong = (gs.capture(partial(loss, inside=each), PARAMS, BATCH, origins=False) for each in (_same, _cut))
-    assert "backward first differs at `one` (rel_l2 0.29, made in `two`; it differs in the columns [0] alone" in gs.compare(right, wrong).sentence
+    assert (
+        "backward first differs at `one` (rel_l2 0.29, made in `two`; it differs in the columns [0] alone"
+        in gs.compare(right, wrong).sentence
+    )
 
 
 def test_a_value_that_agrees_is_not_where_a_value_made_of_it_differs() -> None:

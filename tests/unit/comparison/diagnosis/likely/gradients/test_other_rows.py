@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gradscope as gs
+from gradscope.api.reading import Dump
 from gradscope.comparison.compare_dumps import judged, paired
 from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import differing_rows, other_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -84,3 +86,12 @@ def test_few_rows_that_differ_are_told_and_examples_are_no_rows() -> None:
     assert _said(differing_rows, TABLE, TABLE, other, "activation") == ""
     other[3:5] *= 1.5
     assert _said(differing_rows, TABLE, TABLE, other) == ""
+
+
+def test_rows_that_differ_by_what_follows_from_a_value_are_not_told() -> None:
+    other = TABLE.copy()
+    other[2] *= 1.5
+    tensors = {"param/t": TABLE, "param_grad/t": TABLE, "activation/a": TABLE}
+    alone, behind = ({**tensors, "param_grad/t": other, **more} for more in ({}, {"activation/a": other}))
+    assert "`t` differs in the rows [2] alone" in gs.compare(Dump(dump_of(tensors)), Dump(dump_of(alone))).sentence
+    assert "alone" not in gs.compare(Dump(dump_of(tensors)), Dump(dump_of(behind))).sentence
