@@ -15,7 +15,7 @@ is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -41,7 +41,7 @@ from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Rec
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.dump.manifest.layer_graph import Sources, sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
 
 #: The relative error up to which an output is made of an attention.
@@ -81,7 +81,6 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
     layers, name = source.manifest.layers, match.ref if of_ref else match.cand
     key = source.resolve(name)
     layer = makers_of(layers).get(split_key(key)[1])
-    read = [each for each in sources_of(layers).get(key, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
     pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
     output = pairs.pair(name)
     if layer is None or output is None or output.own.ndim not in (3, 4) or not output.own.size:
@@ -91,7 +90,7 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
     if dense is None:
         return ""
     made = _MadeOfAgreeing(source, pairs)
-    found = [(each, pair) for each in read if (pair := pairs.pair(each) or made.pair(each)) is not None]
+    found = list(_pairs_read(sources_of(layers), key, lambda each: pairs.pair(each) or made.pair(each)))
     parts = attention_parts(found, output.own, dense[0].positions)
     if parts is None:
         return ""
@@ -108,6 +107,28 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
     if of_ref:
         return f"which reads an attention with {own}, and in the candidate with {other}"
     return f"which computes an attention with {other}, and in the candidate with {own}"
+
+
+def _pairs_read(
+    sources: Sources, key: str, pair_of: Callable[[str], Recovered | None]
+) -> Iterator[tuple[str, Recovered]]:
+    """Yields the pairs that a value is computed from, through what one program alone has, as the weights of a dropout.
+
+    Args:
+        sources: What each value is computed from.
+        key: The value's key.
+        pair_of: Returns the tensors of a key in both programs; None where one of them has none.
+    """
+    seen, todo = {key}, [key]
+    while todo:
+        for each in sources.get(todo.pop(), ()):
+            if each in seen or split_key(each)[0] not in (ACTIVATION, INPUT):
+                continue
+            seen.add(each)
+            if (pair := pair_of(each)) is None:
+                todo.append(each)
+            else:
+                yield each, pair
 
 
 def _given(source: DumpSource, scores: tuple[int, int, int]) -> dict[str, Array]:

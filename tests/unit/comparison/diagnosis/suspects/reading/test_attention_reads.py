@@ -22,8 +22,8 @@ BATCH = {"x": drawn(9, EXAMPLES, LENGTH, FEATURES), "mask": jnp.array([[1, 1, 1,
 
 
 @cache
-def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
-    """Returns the dump of an attention with two heads and a mask, whose layers have entries alone."""
+def captured(fault: str = "", *, packed: bool = False, scope: str = "") -> gs.Dump:
+    """Returns the dump of an attention with two heads and a mask, whose layers have entries alone, or a step, too."""
 
     def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
         if packed:
@@ -48,10 +48,12 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
         if fault == "behind":
             scores = scale * jnp.einsum("bqhd,bkhd->bhqk", q, k)
-        shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
+        with jax.named_scope(scope) if scope == "weights" else contextlib.nullcontext():
+            shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
         if fault == "behind":
             shares = jnp.where(mask[:, None, None, :], shares, 0)
-        read = jnp.einsum("bhqk,bkhd->bhqd", shares, v)
+        with jax.named_scope(scope) if scope == "read" else contextlib.nullcontext():
+            read = jnp.einsum("bhqk,bkhd->bhqd", shares, v)
         if fault == "added":
             read = read + 0.1 * v.swapaxes(1, 2)
         x = (read if fault == "merged" else read.swapaxes(1, 2)).reshape(batch["x"].shape)
@@ -80,6 +82,12 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
 def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other: str) -> None:
     found = gs.compare(captured(), captured(fault))
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
+
+
+def test_a_step_that_one_program_alone_has_an_entry_for_may_be_between() -> None:
+    found = gs.compare(captured(scope="weights"), captured("mask", scope="read"))
+    told = "`mask` as the mask, and in the candidate with the inverse of `mask` as the mask."
+    assert f", which reads an attention with {told}" in found.sentence
 
 
 @pytest.mark.slow
