@@ -221,6 +221,13 @@ def test_a_matrix_that_multiplies_signals_element_by_element_is_no_kernel() -> N
     assert rules(replace(mixing, layers=stated)) == []
 
 
+def test_a_matrix_without_elements_is_no_kernel() -> None:
+    network = chain([1.0] * 3)
+    empty = (entry("param/none/w", np.zeros((4, 0)), 9), entry("activation/none", np.zeros((8, 0)), 9))
+    layer = Layer(path="none", index=9, params=("none/w",), outputs=("none",))
+    assert rules(replace(network, entries=(*network.entries, *empty), layers=(*network.layers, layer))) == []
+
+
 def test_the_gain_of_a_normalisation_that_stays_zero_is_the_cause_of_what_it_silences() -> None:
     network = chain([1.0] * 3)
     norm = Layer(path="norm", index=1, params=("norm/scale", "norm/bias"), outputs=("norm",), rms={"in": 1.0, "out": 0})

@@ -146,7 +146,7 @@ def _own_shape(shape: tuple[int, ...], around: Sequence[int]) -> tuple[int, ...]
 
 
 def _is_kernel(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:
-    mixing = len(shape) > 1 and math.prod(shape[:-1]) > 1
+    mixing = len(shape) > 1 and math.prod(shape) > shape[-1]  # One without elements mixes nothing.
     return mixing and shape != output[1:][-len(shape) :]
 
 

@@ -69,7 +69,7 @@ def _orders(steps: Sequence[RecipeStep], shape: tuple[int, ...]) -> list[tuple[i
     """Returns the order of the candidate's elements along each axis of the reference along which they are moved."""
     numbers: list[Array] = [np.arange(math.prod(shape)).reshape(shape)]
     read, *others = reduce(lambda arrays, step: step.apply(arrays), steps, numbers)
-    if others:
+    if others or not read.size:
         return []
     lines = (np.moveaxis(read, axis, 0).reshape(size, -1)[:, 0] for axis, size in enumerate(read.shape))
     orders = (tuple(np.argsort(np.argsort(line)).tolist()) for line in lines)
