@@ -218,8 +218,13 @@ def _attentions_of(
 
 
 def _scaled(known: Attention, parts: AttentionParts) -> Iterator[Attention]:
-    """Yields an attention with each usual scale: of windows, the usual attentions have one, as all would take long."""
-    yield from (known._replace(scale=scale) for scale in usual_scales(max(parts.features), known.heads))
+    """Yields an attention with each usual scale, and those that a root or a division in the wrong place makes.
+
+    Of windows, the usual attentions have one scale, as all would take long.
+    """
+    most = max(parts.features)
+    scales = (*usual_scales(most, known.heads), (most // known.heads) ** 0.5, 1 / most)
+    yield from (known._replace(scale=scale) for scale in scales)
 
 
 def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Attention | None:

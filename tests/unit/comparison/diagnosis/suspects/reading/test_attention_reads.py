@@ -43,7 +43,7 @@ def captured(fault: str = "", *, packed: bool = False, scope: str = "") -> gs.Du
             q, k, v = jnp.split(jnp.concatenate(parts, -1).reshape(EXAMPLES, LENGTH, heads, -1), 3, axis=-1)
         if fault == "exchanged":
             k, v = v, k
-        scale = 1.0 if fault == "scale" else 1 / math.sqrt(FEATURES / heads)
+        scale = math.sqrt(FEATURES / heads) ** {"scale": 0, "times": 1}.get(fault, -1)
         mask = batch["mask"] == (0 if fault == "mask" else 1)
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
         if fault == "behind":
@@ -72,6 +72,7 @@ def captured(fault: str = "", *, packed: bool = False, scope: str = "") -> gs.Du
         ("exchanged", "`k` as the key and `v` as the value", "`v` as the key and `k` as the value"),
         ("heads", "2 heads, scores times 0.58", "3 heads, scores times 0.71"),
         ("scale", "scores times 0.58", "scores times 1.0"),
+        ("times", "scores times 0.58", "scores times 1.7"),
         ("mask", "`mask` as the mask", "the inverse of `mask` as the mask"),
         ("axis", "a softmax over the keys", "a softmax over the queries"),
         ("behind", "its mask before the softmax", "its mask behind the softmax"),
