@@ -143,7 +143,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 def failure_of_user(error: BaseException) -> ModelError | None:
     """Returns an error that the user's code raised where nothing called it, as a signal handler; None for another."""
     frames = [frame.filename for frame in _frames(error)]
-    ours = [file.startswith(_PACKAGE) and is_library_file(file) for file in frames]
+    ours = list(map(_is_of_us, frames))
     behind_ours = frames[len(frames) - [*reversed(ours), True].index(True) :]
     if all(is_library_file(file) or is_installed(file) for file in behind_ours):
         return None
@@ -232,8 +232,10 @@ def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
 
 
 def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
-    """Yields the frames of the traceback in the text of an error from a host callback."""
-    for file_name, line, function in _EMBEDDED_FRAME.findall(error_text(error)):
+    """Yields the frames in the text of an error from a host callback, but for those that lead to us."""
+    found = _EMBEDDED_FRAME.findall(error_text(error))
+    ours = [number for number, (file_name, *_) in enumerate(found, 1) if _is_of_us(file_name)]
+    for file_name, line, function in found[ours[-1] if ours else 0 :]:
         yield FrameSummary(file_name, int(line), function)
 
 
@@ -246,7 +248,11 @@ def _frames(error: BaseException) -> list[FrameSummary]:
 
 def _is_ours(error: BaseException) -> bool:
     frames = _frames(error)
-    return bool(frames) and frames[-1].filename.startswith(_PACKAGE) and is_library_file(frames[-1].filename)
+    return bool(frames) and _is_of_us(frames[-1].filename)
+
+
+def _is_of_us(file_name: str) -> bool:
+    return file_name.startswith(_PACKAGE) and is_library_file(file_name)
 
 
 def _shown(frame: FrameSummary) -> FrameSummary:

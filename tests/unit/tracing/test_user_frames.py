@@ -20,7 +20,7 @@ import pytest
 import gradscope as gs
 from gradscope.errors import DumpError, MachineError, ModelError
 from gradscope.tracing.jaxpr import frames as one_of_our_modules
-from gradscope.tracing.user_frames import failure_of_user, user_code
+from gradscope.tracing.user_frames import failure_of_user, user_code, user_frames
 from tests.support.sampled import sampled
 
 MODEL = """
@@ -288,3 +288,21 @@ def test_a_file_beside_the_model_that_another_module_hides_is_named(line: str, t
             exec(compile(file.read_text(), str(file), "exec"), {})
         assert ("csv.py beside the model is not it" in str(failed.value.hint)) is exists
         (tmp_path / "csv.py").write_text("MINE = 1\n")
+
+
+def test_what_leads_to_us_is_no_frame_of_a_model_whose_host_callback_fails() -> None:
+    """A command's own stack, of the libraries that it is started by, is a part of what JAX says of a callback."""
+
+    def stack(*files: str) -> str:
+        return "".join(f'  File "{file}", line 3, in run\n    run()\n' for file in files)
+
+    launcher = str(Path(sysconfig.get_path("purelib"), "typer", "main.py"))
+    in_package = str(Path(sysconfig.get_path("purelib"), "vision", "model.py"))
+
+    def shown(*files: str) -> str:
+        return user_frames(RuntimeError(f"callback failed:\nTraceback (most recent call last):\n{stack(*files)}no"))
+
+    ours = str(one_of_our_modules.__file__)
+    assert shown(launcher, ours) == ""
+    assert "vision" in shown(launcher, ours, in_package)
+    assert "typer" not in shown(launcher, ours, in_package)
