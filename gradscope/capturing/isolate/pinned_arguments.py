@@ -24,6 +24,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError, UsageError
+from gradscope.naming.wording import some_of
 from gradscope.tracing.leaves import leaves_of, variable_leaves
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -152,10 +153,9 @@ def _known(model: Model, keys: Sequence[str], cand: DumpSource, hint: str) -> di
     unknown_parameter = next((key for key in params if key not in entries), None)
     if unknown_parameter is not None or not entries:
         has = "none of its arguments" if unknown_parameter is None else naming.printable(unknown_parameter)
-        raise UsageError(
-            f"the dump is not one of {model.name}: it has {has}, expected {', '.join(map(naming.printable, keys))}",
-            hint=hint,
-        )
+        params_first = sorted(keys, key=lambda key: naming.split_key(key)[0] != naming.PARAM)
+        expected = some_of([*map(naming.printable, params_first)])
+        raise UsageError(f"the dump is not one of {model.name}: it has {has}, expected {expected}", hint=hint)
     return {key: entry for key, entry in entries.items() if not is_key(entry.dtype)}
 
 

@@ -66,7 +66,7 @@ def test_a_wrong_rule_exits_1_and_is_wrong_backward_only(folder: Path) -> None:
     [
         ("lasst right.npz right.py", "no layer is called lasst"),
         ("last absent.npz right.py", "absent.npz"),
-        ("last right.npz mlp", "the dump is not one of mlp"),
+        ("last right.npz mlp", "expected param/dense1/bias, param/dense1/kernel, param/dense2/bias and 5 more"),
         ("last right.npz right.py -o right.py", "right.py is not a folder"),
     ],
 )
