@@ -11,7 +11,7 @@ import typer
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.fetch_and_feed_options import FetchOptions
 from gradscope.cli.options.model_options import ModelOptions
-from gradscope.cli.options.report_options import Format, SelectionOptions
+from gradscope.cli.options.report_options import Format, SelectionOptions, refuse_two_formats
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest.manifest import Manifest
@@ -82,6 +82,7 @@ def inspect(
     from gradscope.presentation import Row, inspection_report
     from gradscope.presentation.render.graphs import Graph
 
+    refuse_two_formats(output_format, json=json)
     file_format = InspectionFormat.JSON if json else output_format
     if gradients is not None and file_format is not InspectionFormat.MODEL_EXPLORER:
         raise UsageError("--gradients are an overlay for Model Explorer", hint="add --format model-explorer")

@@ -39,6 +39,22 @@ class ComparisonFormat(StrEnum):
     JUNIT = "junit"
 
 
+def refuse_two_formats(output_format: str, *, json: bool) -> None:
+    """Refuses `--json` beside another format.
+
+    Args:
+        output_format: The format of `--format`.
+        json: Whether `--json` is set.
+
+    Raises:
+        UsageError: Both name a format.
+    """
+    if json and output_format not in (Format.TABLE, Format.JSON):
+        from gradscope.errors import UsageError
+
+        raise UsageError(f"--json and --format {output_format} are two formats", hint="name one of them")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameOptions:
     """`NameOptions` select names."""
@@ -134,6 +150,10 @@ class FormatOptions:
     ] = Format.TABLE
     json: Json = False
 
+    def __post_init__(self) -> None:
+        """Refuses two formats."""
+        refuse_two_formats(self.output_format, json=self.json)
+
     @property
     def chosen(self) -> Format:
         """The selected format, of `--format` or `--json`."""
@@ -155,6 +175,10 @@ class ComparisonFormatOptions:
         ),
     ] = ComparisonFormat.TABLE
     json: Json = False
+
+    def __post_init__(self) -> None:
+        """Refuses two formats."""
+        refuse_two_formats(self.output_format, json=self.json)
 
     @property
     def chosen(self) -> ComparisonFormat:

@@ -97,6 +97,16 @@ def test_the_rows_of_a_comparison_are_the_same_in_every_format(dumps: Path) -> N
         assert texts["markdown"].output.count(f"| `{name}` | ") == count
 
 
+@pytest.mark.parametrize(
+    ("command", "other"),
+    [("show a.npz", "csv"), ("compare a.npz b.npz", "junit"), ("inspect linear_regression", "model-explorer")],
+)
+def test_two_formats_are_refused(dumps: Path, command: str, other: str) -> None:
+    done = gradscope(*command.split(), "--json", "--format", other, folder=dumps)
+    assert (done.status, done.output) == (2, "")
+    assert f"--json and --format {other} are two formats" in done.errors
+
+
 def test_json_has_the_documented_keys(dumps: Path) -> None:
     shown = gradscope("show", "a.npz", "--json", folder=dumps).json
     assert (shown["schema"], shown["command"], shown["dump"]) == (1, "show", "a.npz")
