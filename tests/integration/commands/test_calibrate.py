@@ -42,6 +42,7 @@ def test_it_is_the_dump_that_the_model_gives(dumps: Path, folder: Path) -> None:
     assert gradscope("show", "ref.npz", folder=folder).status == 0
 
 
+@pytest.mark.slow
 def test_low_precision_is_noise_and_another_model_is_not(dumps: Path, folder: Path) -> None:
     narrow = gradscope("dump", "model.py", "--dtype", "bfloat16", "-o", "bf16.npz", "--quiet", folder=folder)
     assert narrow.status == 0

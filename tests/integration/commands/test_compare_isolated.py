@@ -72,6 +72,7 @@ def test_what_the_reference_lacks_is_listed_with_the_reason(folder: Path) -> Non
     assert "\nnot judged  relu: the reference has no such activation\n" in done.output
 
 
+@pytest.mark.slow
 def test_other_weights_are_no_layers_fault(folder: Path) -> None:
     done = gradscope("compare", "a.npz", "b.npz", "--isolate", "model.py", "--all", folder=folder)
     assert done.status == 1

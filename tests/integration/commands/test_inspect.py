@@ -111,6 +111,7 @@ def test_what_is_outside_of_layers_is_none(tmp_path: Path) -> None:
     assert "\n(outside layers)" in shown
 
 
+@pytest.mark.slow
 def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     table = csv.DictReader(gradscope("inspect", "model.py", "--format", "csv", folder=tmp_path).output.splitlines())

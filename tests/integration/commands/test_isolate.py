@@ -76,6 +76,7 @@ def test_what_cannot_be_reproduced_is_said_in_a_line(folder: Path, line: str, sa
     assert says in done.lines[0]
 
 
+@pytest.mark.slow
 def test_a_dump_without_tensors_has_nothing_to_run_a_layer_on(folder: Path) -> None:
     made = gradscope("dump", "right.py", "--stats-only", "-o", "measured.npz", folder=folder)
     assert made.status == 0, made.errors

@@ -60,10 +60,12 @@ def test_a_terminal_shows_one_screen(large: Path, name: str, columns: int) -> No
     assert f"gradscope show {name}.npz --full" in lines[-2] + lines[-1] + lines[-3]
 
 
+@pytest.mark.slow
 def test_a_terminal_of_few_lines_gets_fewer(large: Path) -> None:
     assert len(in_terminal("show", "wrong.npz", folder=large, columns=80, LINES="24").plain.splitlines()) <= 23
 
 
+@pytest.mark.slow
 def test_the_layer_where_it_went_wrong_is_among_the_lines(large: Path) -> None:
     table = shown(large, "show wrong.npz", 80).plain.partition("Block by block")[2]
     assert re.search(r"^\S*層?.*2500 .*nonfinite", table, re.MULTILINE)

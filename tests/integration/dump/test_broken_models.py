@@ -40,6 +40,7 @@ def test_a_full_traceback_is_shown_on_request(tmp_path: Path) -> None:
     assert any(line.startswith("gradscope: error: loss of model: TypeError") for line in done.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "says", "hint"),
     [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.integration.command import gradscope
+from tests.support.sampled import sampled
 
 MODEL = """
 import jax
@@ -50,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("wrt", "name"), [("kept", "relu/kept"), ("nll/exp", "nll/exp"), ("relu/relu", "relu")])
+@sampled(("wrt", "name"), [("kept", "relu/kept"), ("nll/exp", "nll/exp"), ("relu/relu", "relu")])
 def test_a_gradient_is_with_respect_to_a_value_inside_a_layer_by_its_name(folder: Path, wrt: str, name: str) -> None:
     inside = MODEL.replace("relu(logits)", 'relu(jax.ad_checkpoint.checkpoint_name(logits, "kept"))')
     (folder / "inside.py").write_text(f"import jax.ad_checkpoint\n{inside}")
@@ -88,6 +89,7 @@ def test_strict_fails_on_what_is_missing_and_not_on_what_the_user_left_out(folde
     assert gradscope("dump", "model.py", "--strict", "--force", folder=folder).status == 0
 
 
+@pytest.mark.slow
 def test_a_fetch_reports_what_it_runs_and_runs_nothing_else(folder: Path) -> None:
     done = gradscope("dump", "model.py", "--fetch", "logits", "-o", "logits.npz", folder=folder)
     assert done.status == 0, done.errors

@@ -86,6 +86,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_every_reason(folder: Pat
         assert said in command.errors
 
 
+@pytest.mark.slow
 def test_the_nth_batch_of_a_pipeline(folder: Path) -> None:
     command = dump(folder, "--data", "data.py:batches", "--batch-index", 2)
     assert command.status == 0, command.errors
@@ -112,6 +113,7 @@ def test_wrong_sources_are_reported_with_their_status(
     assert said in command.errors
 
 
+@pytest.mark.slow
 def test_a_file_without_a_batch_takes_the_files(folder: Path) -> None:
     model = MODEL.replace("def batch(key, size):", "def unused(key, size):").replace('batch["x"]', 'batch["in"]["x"]')
     (folder / "without.py").write_text(model)

@@ -146,6 +146,7 @@ def test_operations_may_be_requested_before_the_target(folder: Path, options: li
     assert {row["family"] for row in done.json["rows"] if row["name"].startswith("only/dot_general")} == set(families)
 
 
+@pytest.mark.slow
 def test_where_every_value_is_used_once_that_is_said(folder: Path) -> None:
     done = gradscope("dump", "chain.py", "--terms", "--force", folder=folder)
     assert done.status == 0

@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration import models
 from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope, gradscope_process
+from tests.support.sampled import sampled
 
 ENDED = "a library or the model ended the process"
 
@@ -183,7 +184,7 @@ def test_a_setting_that_jax_refuses_is_named(tmp_path: Path) -> None:
     assert "JAX refuses its settings: invalid truth value 'maybe'" in done.lines[0]
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("name", "value", "says"),
     [
         ("JAX_DUMP_IR_TO", "/dev/null/x", "JAX cannot write its programs to /dev/null/x: Not a directory"),
@@ -227,7 +228,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("line", REPLACED)
+@sampled("line", REPLACED)
 def test_a_function_that_a_model_replaces_is_named_where_something_fails_for_it(tmp_path: Path, line: str) -> None:
     models.write(tmp_path, f"{models.source()}\n{line}\n")
     done = gradscope_process("dump", "model.py", "--force", folder=tmp_path)
@@ -328,7 +329,7 @@ threading.Thread(target=time.sleep, args=(0.5,), name="saver").start()
 """
 
 
-@pytest.mark.parametrize("command", ["inspect", "check", "dump"])
+@sampled("command", ["inspect", "check", "dump"])
 def test_nothing_that_a_model_writes_gets_between_the_results_and_a_thread_may_end(
     command: str, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_folder_without_a_history_is_no_run(tmp_path: Path) -> None:
     assert (done.status, "is no run: it has no history" in done.errors) == (3, True), done.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -485,6 +485,7 @@ def test_a_trigger_runs_nothing_and_a_history_is_never_changed(run: Path) -> Non
     assert (run / "history.sqlite").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
 def test_a_history_that_is_cut_short_anywhere_is_refused(run: Path, share: float) -> None:
     path = run / "history.sqlite"

@@ -214,6 +214,7 @@ def test_a_numbered_pipeline_is_the_same_run(numbered: Finished, folder: Path) -
     assert contents(folder / "numbered", 24) == contents(folder / "run", 24)
 
 
+@pytest.mark.slow
 def test_json_and_table_show_the_same(numbered: Finished, folder: Path) -> None:
     found = numbered.json
     assert (found["run"], found["steps"], found["recorded"], found["alarms"]) == ("numbered", 24, 9, [])

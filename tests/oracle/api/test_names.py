@@ -47,6 +47,7 @@ def test_two_parameters_of_one_name_are_both_there(observed: Callable[[], Any]) 
         np.testing.assert_allclose(np.asarray(found[key]), tensor, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_pattern_selects_one_of_two_parameters_of_one_name_and_a_comparison_pairs_both() -> None:
     assert set(gs.capture(twins, TWINS, X, select="a%2Fb", families=["param"])) == {"param/a%2Fb"}
     other = gs.capture(twins, {**TWINS, "a/b": TWINS["a/b"] * 2}, X)

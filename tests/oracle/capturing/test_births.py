@@ -176,6 +176,7 @@ def test_a_difference_of_infinities_that_no_mask_made_is_no_masked_row() -> None
     assert "infinity minus infinity: 1.5 divided by 0, in iteration 2 of the while" in found.why
 
 
+@pytest.mark.slow
 def test_an_infinity_is_the_origin_also_where_differences_beside_it_overflow() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("head"):

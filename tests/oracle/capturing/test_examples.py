@@ -119,6 +119,7 @@ def test_of_a_mean_they_have_the_gradient_as_their_mean(full: gs.Dump) -> None:
     assert found.sentence.startswith("the mean of the gradients of 5 examples is the batch's gradient (rel_l2 ")
 
 
+@pytest.mark.slow
 def test_of_a_sum_they_have_it_as_their_sum() -> None:
     dump = captured(sum_loss)
     np.testing.assert_allclose(dump["example_grad/w"].sum(axis=0), dump["param_grad/w"], rtol=1e-5)

@@ -99,6 +99,7 @@ def test_arguments_outputs_layers_and_operations_have_names() -> None:
     same(found, [expected, 2 * logits, of_hidden, of_hidden, of_hidden * (1 - hidden**2)])
 
 
+@pytest.mark.slow
 def test_a_layer_is_as_good_a_y_as_an_output() -> None:
     of_layer = gs.gradients(network, [PARAMS, X], ys="second", xs="params/first/kernel")
     same(of_layer, [jax.grad(lambda p: network(p, X)["logits"].sum())(PARAMS)["first"]["kernel"]])

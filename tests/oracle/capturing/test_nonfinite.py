@@ -222,6 +222,7 @@ def test_every_other_cause_is_recognised(trap: Any) -> None:
     assert why in found.why
 
 
+@pytest.mark.slow
 def test_of_two_causes_the_earlier_is_named() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.log(x[1] * w["one"] - 5).sum() + jnp.sqrt(x[1] * w["one"] - 5).sum()
@@ -235,6 +236,7 @@ def test_a_norm_is_distinguished_from_other_square_roots() -> None:
     assert "the derivative of a norm at 0" in found.why
 
 
+@pytest.mark.slow
 def test_what_was_bad_to_begin_with_is_said_to_be() -> None:
     def loss(w: Any, x: Any) -> Any:
         return (jnp.sin(x) * w["one"].sum()).sum()
@@ -263,6 +265,7 @@ def test_a_constant_is_an_operand_like_any_other(construct: Any, constant: Any, 
     np.testing.assert_equal(found.operands[-1], operand)
 
 
+@pytest.mark.slow
 def test_an_infinity_that_is_meant_is_no_trouble() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("mask"):

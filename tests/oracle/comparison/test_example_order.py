@@ -257,6 +257,7 @@ def _channels_last(fault: str = "") -> Dump:
     return gs.capture(loss, weights, {"image": images, "target": _TARGETS[ORDER]})
 
 
+@pytest.mark.slow
 def test_a_port_in_another_layout_agrees_in_another_order_of_the_examples() -> None:
     found = gs.compare(_channels_first(), _channels_last())
     assert found.verdict == "same", found.sentence

@@ -125,6 +125,7 @@ def _with_head(
     return _captured(network, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inside", "outside"), [(True, False), (False, True)])
 def test_a_bias_and_a_factor_may_be_within_a_layer_or_behind_it(inside: bool, outside: bool) -> None:
     one = _with_head(bias_inside=inside, factor_inside=inside)
@@ -258,6 +259,7 @@ def test_a_bias_in_front_of_a_norm_over_the_examples_may_be_anywhere(
     assert ("1 parameter without effect" in found.sentence) is ("nowhere" in (one, other)), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.0, 2.0])
 def test_a_bias_in_front_of_a_norm_that_is_not_used_or_of_another_size_is_a_difference(
     with_norm: dict[str, Dump], size: float
@@ -328,7 +330,7 @@ def _residual_stream(names: tuple[str, ...], *, inside: bool, factor: float = 4.
 
 
 @sampled("names", [("embed", "one", "two", "head"), ("Dense_0", "Dense_1", "Dense_2", "Dense_3")])
-@pytest.mark.parametrize("fault", ["", "one", "two", "two_norm"])
+@sampled("fault", ["", "one", "two", "two_norm"])
 def test_a_factor_within_a_layer_that_norms_hide_is_not_told_for_a_fault_behind(
     names: tuple[str, ...], fault: str
 ) -> None:

@@ -56,6 +56,7 @@ def from_zero() -> Dump:
     return _captured(FROM_ZERO)
 
 
+@pytest.mark.slow
 def test_layers_with_the_names_of_the_layers_before_them_are_the_same(from_zero: Dump) -> None:
     found = gs.compare(from_zero, _captured(FROM_ONE))
     assert found.verdict == "same", found.sentence

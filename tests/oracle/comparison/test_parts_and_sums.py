@@ -365,6 +365,7 @@ def test_experts_that_are_stacked_in_two_axes_are_paired_with_separate_ones(expe
         assert "`blocks/1/experts/2/w`" in gs.compare(wrong, stacked).sentence
 
 
+@pytest.mark.slow
 def test_an_expert_that_is_used_in_neither_program_makes_no_difference() -> None:
     stacked, apart = _experts(stacked=True, last="unused"), _experts(stacked=False, last="unused")
     for one, other in ((stacked, apart), (apart, stacked)):

@@ -355,6 +355,7 @@ def test_rotary_positions_of_another_kind_than_the_kernels_are_a_fault(kernels: 
     assert found.sentence.startswith("Forward first differs at `o_proj`"), found.sentence
 
 
+@pytest.mark.slow
 def test_what_layers_return_behind_a_fault_has_the_order_of_their_kernels() -> None:
     found = gs.compare(_rotary(interleaved=False, kernels=False), _rotary(interleaved=True, kernels=True, factor=1.01))
     assert found.sentence.startswith("Forward first differs at `scaled`"), found.sentence

@@ -66,6 +66,7 @@ def test_a_parameter_lists_its_users_and_the_totals_list_unused_parameters() -> 
     assert (found.totals["parameters"], found.totals["parameter_bytes"]) == (24 + 16 + 3, 4 * 43)
 
 
+@pytest.mark.slow
 def test_a_shared_parameter_counts_once_in_the_totals() -> None:
     def loss(w: Any, x: Any) -> Any:
         for _ in range(2):

@@ -180,6 +180,7 @@ def test_branches_and_while_loops_inside_each_other(iterations: int) -> None:
         assert ("loop" in ran, "zero" in ran) == (flag, not flag)
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_checkpointed_and_one_that_is_jitted() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch

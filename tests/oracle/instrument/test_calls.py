@@ -233,6 +233,7 @@ def test_a_custom_rule_is_kept_right_or_wrong(function: Any) -> None:
 INSIDE = {"custom_vjp": (doubting, jnp.sin), "custom_jvp": (skewed, jnp.cos)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "computed"), INSIDE.values(), ids=INSIDE.keys())
 def test_what_is_inside_a_custom_rule_is_observed_beside_it_and_has_no_gradient(function: Any, computed: Any) -> None:
     def loss(weights: Any, x: Any) -> Any:
@@ -272,6 +273,7 @@ def test_a_loop_inside_a_custom_rule_shows_its_last_iteration_and_the_rule_makes
     assert_close(seen["custom"].activation, jnp.tanh(INPUTS))
 
 
+@pytest.mark.slow
 def test_a_custom_rule_inside_a_scan_shows_every_iteration() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def block(x: Any, _: None) -> Any:

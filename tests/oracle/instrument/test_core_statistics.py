@@ -39,6 +39,7 @@ def test_numbers_are_those_of_numpy_in_float64(measure, shape):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_squares_neither_overflow_nor_vanish(measure):
     draws = np.random.default_rng(0).normal(size=600)
     for scale in (1e-30, 1e-25, 1e-19, 1e-10, 1.0, 1e10, 1e19, 1e25, 1e32, 1e35):
@@ -121,6 +122,7 @@ def test_a_jax_that_hands_out_no_buffers_gives_the_same_numbers(monkeypatch):
     np.testing.assert_array_equal(jax.jit(traced_anew)(values), expected)
 
 
+@pytest.mark.slow
 def test_it_can_be_vmapped():
     values = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
     vectors = jax.jit(jax.vmap(core_statistics))(jnp.asarray(values))
@@ -128,6 +130,7 @@ def test_it_can_be_vmapped():
     np.testing.assert_allclose(CORE_NUMBERS["l2"](vectors), np.linalg.norm(values, axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observer", [core_statistics, full_statistics, statistics_and_histogram])
 @pytest.mark.parametrize("spec", [("data",), (None, "data")])
 def test_the_axes_of_a_tensor_may_be_split_explicitly(observer, spec):
@@ -150,6 +153,7 @@ def test_no_copy_of_a_tensor_is_made_to_observe_it():
     assert "bitcast_convert" not in text
 
 
+@pytest.mark.slow
 def test_a_loop_reads_no_constants_of_the_size_of_what_is_measured():
     def loss(weights, x):
         return jax.lax.scan(lambda carry, weight: (jnp.tanh(carry @ weight), None), x, weights)[0].sum()

@@ -60,6 +60,7 @@ def test_a_network_that_computes_in_bfloat16_and_keeps_its_weights_in_float32() 
     assert bits(observation.seen["low"].activation) == bits(INPUTS.astype(jnp.bfloat16) @ WEIGHTS.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_a_float8_layer() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         low = layer("low", lambda: (x @ weight).astype(jnp.float8_e4m3fn), probe=probe)
@@ -191,6 +192,7 @@ def test_weakly_typed_values_in_every_kind_of_frame() -> None:
     check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(True), jnp.int32(3)))
 
 
+@pytest.mark.slow
 def test_a_layer_of_several_outputs() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         def several() -> Any:
@@ -247,6 +249,7 @@ def test_minus_zero_stays_minus_zero() -> None:
         assert bits(seen["made"].gradient) == bits(seen["scaled"].gradient) == minus_zero
 
 
+@pytest.mark.slow
 def test_nan_and_infinity_arrive_where_they_arise() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         root = layer("root", jnp.sqrt, x @ weight - 5, probe=probe)
@@ -257,6 +260,7 @@ def test_nan_and_infinity_arrive_where_they_arise() -> None:
     assert np.isnan(observation.seen["root"].gradient).all()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_exist_is_not_a_gradient_of_zero() -> None:
     def loss(weights: Any, x: Any) -> Any:
         stopped = layer("stopped", lambda: jax.lax.stop_gradient(layer("before", lambda: x @ weights["used"])))

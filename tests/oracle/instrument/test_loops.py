@@ -378,6 +378,7 @@ def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
     np.testing.assert_array_equal(observation.seen["grow[1]"].activation, [3.0, 3.0, 3.0])
 
 
+@pytest.mark.slow
 def test_a_while_loop_that_forward_mode_passes_through_and_reverse_mode_never_needs() -> None:
     def loss(weights: Any, x: Any) -> Any:
         made = counted(jnp.int32(2), x, weights[0])  # differentiable operands, and the result is cut off
@@ -387,6 +388,7 @@ def test_a_while_loop_that_forward_mode_passes_through_and_reverse_mode_never_ne
     assert observation.seen["loop[1]/step"].gradient is None
 
 
+@pytest.mark.slow
 def test_an_input_that_a_while_loop_prepares_has_no_gradient_and_disturbs_none() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, iterations = batch

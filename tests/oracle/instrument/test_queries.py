@@ -127,6 +127,7 @@ def test_one_iteration_of_a_loop_may_be_fed(iteration: int) -> None:
 # --- stopping ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stop_makes_what_lies_behind_it_constant() -> None:
     dump = capture(stop_gradients=["hidden"])
     expected = jax.grad(lambda p: head(logits(p, hidden(PARAMS, BATCH["x"])), BATCH["label"]))(PARAMS)

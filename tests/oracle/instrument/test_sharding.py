@@ -207,6 +207,7 @@ def test_a_sharded_map_inside_a_scan() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False)
 
 
+@pytest.mark.slow
 def test_a_map_over_one_of_two_axes_and_another_within() -> None:
     mesh = mesh_of(data=SHARDS, model=1)
 
@@ -314,6 +315,7 @@ def test_statistics_and_gradients_of_examples_need_no_mesh_that_is_set() -> None
     assert_close(cosines(columns, columns[::-1]), cosines(WEIGHTS, WEIGHTS[::-1]))
 
 
+@pytest.mark.slow
 def test_arrays_on_explicit_axes_of_one_device_are_run_there() -> None:
     """Their type names a mesh without its devices, and no mesh is set."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))

@@ -268,6 +268,7 @@ def test_an_operation_that_jax_differentiates_by_one_operand_alone_has_its_term(
     assert any(key.startswith("term/read/") for key in dump)
 
 
+@pytest.mark.slow
 def test_parameters_and_inputs_have_terms_too() -> None:
     """A shared weight's gradient is a sum of two, and can be told apart."""
 
@@ -285,6 +286,7 @@ def test_parameters_and_inputs_have_terms_too() -> None:
     check(loss, {"table": WEIGHTS}, {"x": INPUTS}, uses)
 
 
+@pytest.mark.slow
 def test_beside_operations_their_values_have_terms() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         with jax.named_scope("all"):

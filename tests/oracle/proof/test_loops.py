@@ -49,6 +49,7 @@ def test_every_iteration_of_the_scan_is_a_block_of_the_unrolled_model(
     assert names(command.report, family, "missing") | names(command.report, family, "extra") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["param", "param_grad"])
 def test_parameters_and_their_gradients_agree(family: str, scanned: Path, unrolled: Path) -> None:
     report = gradscope("compare", unrolled, scanned, "--json").report

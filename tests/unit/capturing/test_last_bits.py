@@ -8,6 +8,7 @@ import pytest
 from gradscope.capturing.explain.self_check import nudged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "precision", "change"),
     [

@@ -79,6 +79,7 @@ def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: 
     assert "another layout" not in ported.sentence  # all of the port have it
 
 
+@pytest.mark.slow
 def test_axes_of_one_element_of_a_vector_are_no_other_layout() -> None:
     def captured(shape: tuple[int, ...], added: float) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:
@@ -280,6 +281,7 @@ def test_a_gradient_of_a_parameter_of_the_layer_that_is_wrong_differs_with_it() 
     assert "in addition" not in found, found
 
 
+@pytest.mark.slow
 def test_a_vector_of_each_head_is_a_bias_of_all() -> None:
     def captured(factor: float, scope: Any) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -17,6 +17,7 @@ def words(lines: list[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
+@pytest.mark.slow
 def test_a_small_model_is_reported_value_by_value() -> None:
     found = sections(describe_target("mlp", operations=False, batch_size=4))
     assert list(found) == ["Frames (7)", "Layers (6)", "Sites (6)", "Plan (6)"]

@@ -141,6 +141,7 @@ def test_the_script_that_started_the_program_is_no_line_of_the_users() -> None:
     assert script not in failed.value.user_frames
 
 
+@pytest.mark.slow
 def test_endless_recursion_is_shown_in_a_few_lines(model: SimpleNamespace) -> None:
     error = failure(model.endless, jnp.ones(4))
     assert "RecursionError" in error.message

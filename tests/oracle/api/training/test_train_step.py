@@ -173,6 +173,7 @@ def test_a_state_and_what_a_step_saw_are_one_line() -> None:
     assert with_tracers == [f"<gradscope.StepSeen {len(seen[0])} tensors>"]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_that_of_the_step() -> None:
     step = gs.train_step(loss, "sgd(exponential_decay(0.1, 1, 0.5))", families=())
     rates = [float(seen.numbers["learning_rate"]) for seen in taken(step, 3)[1]]

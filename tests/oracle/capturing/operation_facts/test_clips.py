@@ -37,6 +37,7 @@ def test_a_clip_is_found_with_the_share_that_is_outside(clip: Callable[[Any], An
     assert clips_of(clip) == [(-1, 1, pytest.approx(expected, abs=1e-6))]
 
 
+@pytest.mark.slow
 def test_the_iterations_of_a_loop_are_one_clip() -> None:
     def looped(x: Any) -> Any:
         return jax.lax.scan(lambda x, _: (jnp.clip(2 * x, -1.0, 1.0), None), x, length=2)[0]

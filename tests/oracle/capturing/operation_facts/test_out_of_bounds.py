@@ -182,6 +182,7 @@ def test_rows_of_a_table_may_be_counted_from_the_end() -> None:
     assert found(lambda p, ids: p["embed"][ids - 1], LABELS, most_bytes=MOST_BYTES) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [lambda: jnp.arange(9), lambda: np.arange(9), lambda: jnp.arange(9)[None] * 1])
 def test_positions_beyond_a_table_are_counted(positions: Callable[[], Any]) -> None:
     (one,) = found(lambda p, ids: p["embed"][positions()] + ids.max().astype(jnp.float32), most_bytes=MOST_BYTES)

@@ -70,6 +70,7 @@ def test_a_usual_rate_a_learned_token_a_choice_and_a_threshold_are_not_told(othe
     assert [text for label, text in facts("dump.npz", dump.manifest) if label == "dropped"] == []
 
 
+@pytest.mark.slow
 def test_a_mask_of_the_terms_of_a_loss_is_none() -> None:
     dump = gs.capture(lambda w, x: (jnp.square(jnp.tanh(x @ w)) * kept().astype(x.dtype)).mean(), PARAMS["inner"], X)
     assert dump.manifest.random_masks == ()

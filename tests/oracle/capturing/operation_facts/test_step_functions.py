@@ -175,6 +175,7 @@ PASSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDED.values(), ids=ENDED)
 def test_the_tensor_the_step_and_the_reduction_are_reported(case: tuple[Callable[..., Any], Any]) -> None:
     loss, right = case

@@ -190,6 +190,7 @@ def test_the_layer_of_a_gate_is_not_taken_for_a_cell_whose_inputs_are_multiplied
     assert not any("/" in name for name in pairs), pairs
 
 
+@pytest.mark.slow
 def test_a_constant_that_one_program_adds_may_be_all_that_a_bias_is() -> None:
     """Biases that begin with zeros are -1 for the gate to which the program adds 1."""
 

@@ -192,6 +192,7 @@ def test_how_often_each_part_counts_is_told(weights: tuple[float, ...], sentence
     assert found.losses.parts == (pytest.approx(counted, rel=1e-4) if len({*counted}) > 1 else ())
 
 
+@pytest.mark.slow
 def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> None:
     def loss(parts: Parts | None) -> Any:
         def of(x: Any, y: Any) -> Any:
@@ -215,6 +216,7 @@ def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> No
     assert found.first_divergence.forward.name == "error"
 
 
+@pytest.mark.slow
 def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     def network(name: str, factor: float = 1.0) -> Callable[[Any, Any], Any]:
         def loss(variables: Any, x: Any) -> Any:
@@ -231,6 +233,7 @@ def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     assert not gs.compare(one, gs.capture(network("other", 1.1), {"other": kernel}, x))
 
 
+@pytest.mark.slow
 def test_parts_that_read_other_examples_make_no_errors_anew() -> None:
     def captured_of(parts: Parts) -> gs.Dump:
         return gs.capture(lambda variables, batch: in_turn(variables, batch["x"], 2, of=parts), *arguments())

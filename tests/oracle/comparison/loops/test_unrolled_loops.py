@@ -157,7 +157,7 @@ def test_a_scanned_and_an_unrolled_loop_are_the_same_whichever_is_the_reference(
         assert output.counterpart.startswith(last)
 
 
-@pytest.mark.parametrize("network", ["carry", "carry and stack"])
+@sampled("network", ["carry", "carry and stack"])
 @pytest.mark.parametrize("numbered", [True, False])
 def test_a_scope_that_each_iteration_opens_is_not_taken_for_that_of_the_loop(network: str, numbered: bool) -> None:
     """The first one's output and that of the loop, which is the last one's, have one name then."""

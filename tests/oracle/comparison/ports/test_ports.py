@@ -148,7 +148,7 @@ def test_a_faulty_layer_with_a_transposed_output_is_measured_in_that_layout() ->
             assert "rel_l2" in rows[family].why
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("one", "other"),
     [
         ("a network of depthwise convolutions", "a vision transformer"),

@@ -345,7 +345,7 @@ class _Attended(nn.Module):
         return self.norm(x + self.out(self.value(x)))
 
 
-@pytest.mark.parametrize(("epsilon", "slope"), [(1e-5, 1.0), (0.1, 1.0), (1e-5, 9.0)])
+@sampled(("epsilon", "slope"), [(1e-5, 1.0), (0.1, 1.0), (1e-5, 9.0)])
 def test_a_module_that_returns_what_its_norm_does_is_no_pair_with_one_of_its_name(epsilon: float, slope: float) -> None:
     torch.manual_seed(0)
     module = nn.Sequential()
@@ -1172,7 +1172,7 @@ def _port_of_norm(module: nn.Sequential, x: Tensor, share: float, variance: Call
 
 
 @sampled("momentum", [0.05, 0.3, None])
-@pytest.mark.parametrize("channels", [1, 2, 8])
+@sampled("channels", [1, 2, 8])
 def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(5, channels), nn.BatchNorm1d(channels, momentum=momentum)), torch.randn(8, 5)

@@ -207,6 +207,7 @@ class _Tied(nn.Module):
         return self.head(torch.tanh(self.middle(self.embed(tokens))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [1.0, -3.0])
 def test_a_tied_head_is_paired_by_its_parameters_whatever_its_values_are(slope: float) -> None:
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def _mixed(dtype: str | None = None) -> Dump:
     return gs.capture(loss, kernels, rng.normal(size=(16, 32)).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_the_first_layer_that_computes_in_another_type_inside_is_told_where_most_do_and_nothing_differs() -> None:
     found = gs.compare(_mixed(), _mixed("bfloat16"))
     assert found.verdict == "same"

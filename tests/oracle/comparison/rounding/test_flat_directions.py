@@ -235,6 +235,7 @@ def _summed(factors: np.ndarray, *, lost: int = 0) -> gs.Dump:
         return gs.capture(loss, weights, {"x": drawn(3, 64, 6), "factors": factors}, origins=False)
 
 
+@pytest.mark.slow
 def test_a_small_sum_of_gradients_that_agree_may_be_apart_by_their_differences() -> None:
     factors = drawn(5, 64, 4)
     factors += (0.82 - factors.sum(0, keepdims=True)) / 64  # 0.82 of the 8 that 64 such factors add up to at random

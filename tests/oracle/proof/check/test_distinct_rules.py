@@ -132,6 +132,7 @@ def uses(layer: Callable[[int], Function], layers: int = 4) -> list[int]:
     return [rule.uses for rule in distinct_rules(list(custom_rule_calls(trace_loss(loss, W, X))))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_rules_of_one_function_are_distinct_where_they_close_over_different_values(make: Callable[..., Any]) -> None:
     assert uses(lambda number: make(2.0 if number == 2 else 1.0)) == [3, 1]

@@ -64,6 +64,7 @@ def test_a_foreign_file_has_no_extent_differences() -> None:
     assert "holds nothing of" not in " ".join(extent_differences(dump(), foreign))
 
 
+@pytest.mark.slow
 def test_it_is_in_json_where_there_is_a_difference() -> None:
     assert "extent_differences" not in compare(dump(), dump()).to_json()
     assert compare(dump(), stats_only()).to_json()["extent_differences"] == [

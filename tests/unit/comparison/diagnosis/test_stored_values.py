@@ -83,6 +83,7 @@ def test_of_several_parameters_the_first_that_is_explained_is_named(reference: D
     assert "(`a/weight`, `b/weight`; `b/weight` has the values of `c/weight`)." in sentence
 
 
+@pytest.mark.slow
 def test_a_part_of_a_packed_weight_with_the_values_of_another_layer_is_told() -> None:
     apart = {f"layer{n}/{part}": DRAW.normal(size=(6, 4)).astype(np.float32) for n in range(3) for part in ("q", "k")}
     wrong = apart | {"layer1/q": apart["layer0/q"]}

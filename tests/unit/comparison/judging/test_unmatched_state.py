@@ -56,6 +56,7 @@ def _training(name: str, state: Any, *, updating: bool = True, slope: float = 1.
     return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "stats": state}, X, origins=False)
 
 
+@pytest.mark.slow
 def test_running_statistics_that_only_one_program_keeps_are_told_beside_the_verdict() -> None:
     one, other = _training("fc", {"norm": STATISTICS}), _training("dense", {})
     for found, sides in (

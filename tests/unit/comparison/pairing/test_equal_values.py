@@ -73,6 +73,7 @@ def test_of_very_many_equal_tensors_each_is_paired_in_the_scope_of_its_known_nei
         assert counterparts[f"param/block{other}/bias"] == f"param/h.{n}.shift"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tried", [1 << 18, 3, 1])
 def test_classes_that_are_found_are_those_that_every_pair_shows(tried: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TRIED", tried)

@@ -55,6 +55,7 @@ def test_a_leaf_that_a_call_did_not_touch_is_no_update() -> None:
     assert updated_leaves(after, before).keys() == {"stats/var", "seen"}
 
 
+@pytest.mark.slow
 def test_cross_entropy_is_numpys_and_prefers_the_output_called_logits() -> None:
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(2, 5, 4)).astype("f4"), rng.integers(0, 4, (2, 5)).astype("i4")

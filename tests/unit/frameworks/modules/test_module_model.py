@@ -154,6 +154,7 @@ def test_inputs_that_need_more_bits_than_jax_has_are_refused() -> None:
         model("float32[6,5]", "int64[6]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["0..2", "2"])
 def test_drawn_labels_are_those_that_are_described(values: str) -> None:
     made = model("float32[64,5]", f"labels=int32[64]:{values}", loss="cross-entropy")

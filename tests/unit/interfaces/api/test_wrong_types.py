@@ -45,6 +45,7 @@ def parameters() -> Iterator[tuple[str, str]]:
                 yield name, each.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameter"), [each for each in parameters() if " ".join(each) not in OF_ANY_TYPE])
 def test_an_argument_of_a_wrong_type_is_named(name: str, parameter: str) -> None:
     with pytest.raises(ArgumentTypeError, match=rf"^{parameter} is .*, expected \w"):

@@ -72,6 +72,7 @@ def pages(makers: dict[str, PageMaker]) -> dict[str, str]:
     return {kind: page_html(make) for kind, make in makers.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dump", "comparison", "run", "hostile"])
 def test_nothing_in_a_page_names_another_file(pages: dict[str, str], kind: str) -> None:
     for tag, attributes in Markup(pages[kind]).elements:

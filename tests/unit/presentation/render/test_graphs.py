@@ -64,6 +64,7 @@ def test_model_explorer_gets_a_node_for_each_with_the_layers_as_namespaces(graph
     assert {"key": "shape", "value": "[2, 3]"} in nodes["loop[*]/cell/tanh"]["attrs"]
 
 
+@pytest.mark.slow
 def test_the_overlay_is_the_norm_of_the_gradients_of_all_iterations(graph: Graph) -> None:
     dump = capture(loss, W, X, ops=True)
     found = json.loads(graph.overlay(dump.manifest))["net"]["results"]

@@ -13,6 +13,7 @@ from gradscope.presentation import dump_page, page_html
 from gradscope.presentation.render.formats import csv_parts, json_parts
 from gradscope.presentation.reports.dump_report import DumpReport
 from tests.support.report_samples import entry, numbers, report_of
+from tests.support.sampled import sampled
 
 STATISTICS = numbers((4, 4), rms=1.5, l2=2.5, mean=0.5, std=0.25, amax=3.5)
 
@@ -32,7 +33,7 @@ def _peak_bytes(write: Callable[[DumpReport], object], tensors: int) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("write", "tensors", "most_bytes"),
     [
         pytest.param(lambda report: deque(csv_parts(report), maxlen=0), 4_000, 350, id="csv"),

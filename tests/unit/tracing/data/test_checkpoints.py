@@ -130,6 +130,7 @@ def test_text_beside_the_variables_is_no_tensor(save: Callable[[Path], Path], tm
         assert [name for name in tensors if name.startswith("config")] == ["config/learning_rate"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("save", [npz, npz_without_collections, a_dump, safetensors, flax_msgpack, equinox, orbax])
 def test_saved_variables_are_restored_bfloat16_included(save: Callable[[Path], Path], tmp_path: Path) -> None:

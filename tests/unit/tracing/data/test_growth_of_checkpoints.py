@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 from gradscope.errors import DumpError
 from gradscope.naming.selecting.patterns import Pattern
 from gradscope.tracing.data.checkpoints import variables_from_file
 from gradscope.tracing.data.renaming.checkpoint_request import CheckpointRequest
+from tests.support.sampled import sampled
 from tests.support.work import steps
 
 SMALL, LARGE = 40, 400
@@ -34,7 +34,7 @@ def work(path: Path, count: int, *, keep: tuple[str, ...], lacking: int) -> int:
     return steps(read)
 
 
-@pytest.mark.parametrize(("keep", "lacking"), [((), 0), (("layer0/*",), 1), ((), 1)], ids=["all", "kept", "refused"])
+@sampled(("keep", "lacking"), [((), 0), (("layer0/*",), 1), ((), 1)], ids=["all", "kept", "refused"])
 def test_ten_times_the_variables_are_ten_times_the_work(keep: tuple[str, ...], lacking: int, tmp_path: Path) -> None:
     small, large = (work(tmp_path, count, keep=keep, lacking=lacking) for count in (SMALL, LARGE))
     assert large < 1.5 * LARGE / SMALL * small

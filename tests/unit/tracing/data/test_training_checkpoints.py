@@ -159,6 +159,7 @@ def test_averages_are_not_taken_for_parameters_that_are_spelled_less_fully(folde
     assert dump(folder, averages | statistics).status == 0
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_named_as_in_the_file_and_layers_are_one_item(folder: Path) -> None:
     saved = {f"net.{name.replace('/', '.')}": array for name, array in values().items()}
     rest = {f"net.{layer}.attn.index": np.zeros((2, 2), np.int32) for layer in range(4)}
@@ -175,6 +176,7 @@ def test_lines_that_leave_all_out_are_told(folder: Path) -> None:
     assert command.errors == "gradscope: error: saved.npz: --map-keys leaves all of its tensors out\n"
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_grouped(folder: Path) -> None:
     kept = {name: array for name, array in values().items() if "params" not in name}
     command = dump(folder, kept)
@@ -266,6 +268,7 @@ def test_a_line_of_a_key_map_that_changes_no_name_is_told(folder: Path) -> None:
     assert "\n  a line of --map-keys changes no name of saved.npz: ^midle/\n" in command.errors
 
 
+@pytest.mark.slow
 def test_no_line_of_a_key_map_is_proposed_for_what_rules_have_made(folder: Path) -> None:
     saved = {name.replace("params/", ""): array for name, array in values().items()}
     saved["mid.weight"] = saved.pop("mid/kernel").T

@@ -63,7 +63,7 @@ def behind_dead_units(power: int) -> Any:
     return lambda variables, inputs: scaled(power)({"p": jax.nn.relu(variables["p"] - 10.0)}, inputs)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("loss", "value", "where"),
     [(scaled(2), ONES, "1"), (shifted(2.0), ZEROS, "0"), (product(lambda p: p), EYE, "0 or 1")],
     ids=["a square of ones", "an exponential of zeros", "the identity not transposed"],

@@ -71,6 +71,7 @@ def test_an_error_of_the_solvers_tolerance_is_not_held_against_the_rule() -> Non
     assert found.verdict != "wrong"
 
 
+@pytest.mark.slow
 def test_an_exact_solver_leaves_no_error() -> None:
     assert {row.status for row in proof(primitive(tolerance=1e-12, slope=1.0)).gradients} == {"correct"}
 

@@ -153,6 +153,7 @@ def test_a_function_that_only_the_loss_reads_is_no_fault_and_one_that_is_left_ou
         assert left_out.verdict == "different", left_out.sentence
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_gradient_is_no_difference_of_values_that_are_steps_apart() -> None:
     def program(names: Mapping[str, str], *, inside: bool) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -147,7 +147,7 @@ def _chain(step: str, *, inside: bool, fault: str = "") -> Dump:
 
 
 @sampled("inside", [True, False], ids=["reference inside", "reference behind"])
-@pytest.mark.parametrize("step", STEPS)
+@sampled("step", STEPS)
 def test_a_step_inside_of_a_layer_or_behind_it_under_one_name_is_no_fault(step: str, inside: bool) -> None:
     reference = _chain(step, inside=inside)
     found = gs.compare(reference, _chain(step, inside=not inside))
@@ -181,7 +181,7 @@ def _scaled(*, inside: bool, fault: str = "", dropout: bool = False) -> Dump:
     return gs.capture(loss, SQUARES | VECTORS, ROWS, origins=False)
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["reference inside", "reference behind"])
+@sampled("inside", [True, False], ids=["reference inside", "reference behind"])
 @pytest.mark.parametrize("fault", ["transposed", "bias"])
 def test_a_fault_right_behind_a_factor_that_was_moved_is_told_and_not_the_factor(fault: str, inside: bool) -> None:
     found = gs.compare(_scaled(inside=inside), _scaled(inside=not inside, fault=fault))

@@ -90,6 +90,7 @@ def test_a_function_that_both_apply_behind_is_no_new_error_of_a_layer(of_ref: bo
     assert "made anew" not in found.sentence
 
 
+@pytest.mark.slow
 def test_the_same_function_inside_and_behind_is_the_same() -> None:
     assert gs.compare(_program(BY_TANH, ported=False), _program(BY_TANH, ported=True)).verdict == "same"
 

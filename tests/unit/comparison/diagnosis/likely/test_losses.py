@@ -61,6 +61,7 @@ def test_another_reduction_is_reported_first_with_its_factor(scope: str) -> None
     assert "as a mean over 5 examples is of their sum. " in back.sentence
 
 
+@pytest.mark.slow
 def test_a_loss_that_follows_from_another_value_is_reported_behind_it() -> None:
     found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, slope=1.1))
     assert found.losses is not None
@@ -81,6 +82,7 @@ def test_a_gradient_that_is_no_multiple_is_not_explained_by_the_loss() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_one_program_has_alone_before_a_loss_that_differs_is_told() -> None:
     def program(*names: str, last: Any) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:
@@ -101,6 +103,7 @@ def test_what_one_program_has_alone_before_a_loss_that_differs_is_told() -> None
     ), found.sentence
 
 
+@pytest.mark.slow
 def test_losses_that_differ_are_reported_where_all_tensors_agree() -> None:
     found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, reduce=lambda x: x.mean() + 1))
     assert found.verdict == "same"
@@ -118,6 +121,7 @@ def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     assert "losses" not in gs.compare(reference, other).to_json()
 
 
+@pytest.mark.slow
 def test_an_infinite_loss_differs_from_every_other() -> None:
     def infinite(x: Any) -> Any:
         return x.mean() + jnp.inf

@@ -90,6 +90,7 @@ def _mean_from_zero(momentum: float) -> Dump:
     return gs.capture(loss, variables, {"x": X}, has_aux=True, origins=False)
 
 
+@pytest.mark.slow
 def test_an_update_of_a_parameter_has_no_momentum_of_statistics() -> None:
     def updated(rate: float) -> Dump:
         def loss(weights: Any, batch: Any) -> Any:

@@ -172,7 +172,7 @@ def test_a_term_of_a_sum_is_told_whatever_the_others_are_and_in_whatever_layout(
     assert "it is the reference's" not in scaled, scaled
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("ref", "cand", "words"),
     [
         (lambda x, y, z: x + y + z, lambda _x, y, _z: y, "less `deep` and `stem`"),

@@ -177,6 +177,7 @@ def test_a_branch_that_was_not_taken_made_nothing() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_value_that_agrees_is_not_where_a_value_made_of_it_differs() -> None:
     """The module returns what its last layer returns, and in the candidate a multiple of that."""
 

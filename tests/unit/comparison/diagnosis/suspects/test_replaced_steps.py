@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.diagnosis.step_kinds import in_its_place
+from tests.support.sampled import sampled
 
 _draw = np.random.default_rng(12).normal
 IN, OUT, NEXT = (_draw(size=size).astype(np.float32) for size in ((4, 12), (6, 4), (4, 4)))
@@ -121,7 +122,7 @@ def _beside(*, port: bool, beside: Any = None, last: Any = jnp.tanh) -> Dump:
     return gs.capture(loss, own, {"x": INPUTS}, origins=False)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("beside", "last"),
     [(jnp.positive, jax.nn.sigmoid), (jax.nn.silu, jax.nn.sigmoid), (jnp.positive, jnp.sin)],
     ids=["another order", "another function", "nothing known of the layer"],

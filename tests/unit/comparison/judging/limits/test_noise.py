@@ -39,6 +39,7 @@ def test_ten_noise_floors_are_noise_whatever_the_default(error: float, verdict: 
     assert second.metrics["noise"] == pytest.approx(error / 1e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("floor", "limit"), [(0.02, 0.2), (0.1, 0.5), (0.51, 1.02)])
 def test_of_a_large_noise_floor_fewer_are_noise(floor: float, limit: float) -> None:
     noisy = calibrated(noise=floor)
@@ -50,6 +51,7 @@ def test_of_a_large_noise_floor_fewer_are_noise(floor: float, limit: float) -> N
     assert compare(noisy, dump(arrays)).verdict == "different", "no noise changes the sign of a whole tensor"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "provenance",
     [{"versions": {"jaxlib": "0.9.0"}}, {"backend": "gpu"}, {"xla_flags": "--xla_cpu_use_fusion_emitters"}],

@@ -103,6 +103,7 @@ def test_a_mesh_is_the_same_as_one_device_whichever_is_the_reference(turned: boo
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("few", "more", "ways"),
     [

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import gradscope as gs
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 WEIGHTS = {"kernel": drawn(1, 24, 5)}
 IMAGE = drawn(2, 4, 3, 2, 4)
@@ -35,7 +35,7 @@ def captured(axes: tuple[int, ...], *, identities: int, names: tuple[str, ...]) 
     return gs.capture(loss, WEIGHTS, IMAGE, origins=False)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(2, 0), (0, 1), (1, 2)])
+@sampled(("ours", "theirs"), [(2, 0), (0, 1), (1, 2)])
 def test_the_layer_that_makes_a_value_is_named_and_not_those_that_return_it(ours: int, theirs: int) -> None:
     one = captured((1, 2, 3), identities=ours, names=("act", "flatten", "fc"))
     port = ("tanh", "to_vector", "dense")

@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.data import drawn
+from tests.support.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -50,7 +51,7 @@ def _residual(kind: str, *, scoped: bool, is_added: bool = True) -> Dump:
     return gs.capture(loss, weights, drawn(2, 4, 5, WIDTH), origins=False)
 
 
-@pytest.mark.parametrize("kind", AXES)
+@sampled("kind", AXES)
 def test_no_step_of_a_norm_is_paired_with_what_the_norm_of_another_program_reads(kind: str) -> None:
     reference = _residual(kind, scoped=True)
     assert gs.compare(reference, _residual(kind, scoped=False)).verdict == "same"

@@ -76,6 +76,7 @@ def test_no_value_is_compared_with_a_kernel_that_is_called_as_its_layer() -> Non
     assert "`masked` (" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_what_sums_up_rows_otherwise_is_named() -> None:
     found = gs.compare(_bag(scoped=True), _bag(scoped=False, averaged=True))
     assert "shape" not in found.sentence, found.sentence

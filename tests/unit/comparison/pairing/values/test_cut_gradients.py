@@ -65,6 +65,7 @@ def test_a_copy_behind_it_is_not_taken_for_the_value_where_every_operation_has_a
     assert gs.compare(_program(REFERENCE, "x"), _program(PORT, "image", ops=True)).verdict == "same"
 
 
+@pytest.mark.slow
 def test_a_right_port_has_none() -> None:
     assert gs.compare(_program(REFERENCE, "x"), _program(PORT, "image")).verdict == "same"
     assert gs.compare(_program(REFERENCE, "x"), _program(PORT, "image", unread=True)).verdict == "same"

@@ -142,6 +142,7 @@ def test_a_convolution_whose_last_results_are_cut_off_is_a_causal_one(length: in
         assert [row.status for row in rows] == ["same", "same"]
 
 
+@pytest.mark.slow
 def test_one_whose_first_results_are_cut_off_is_another() -> None:
     cut = _causal(channels_last=False, padding=(2, 2), cut=slice(2, None))
     found = gs.compare(cut, _causal(channels_last=True, padding=(2, 0)))

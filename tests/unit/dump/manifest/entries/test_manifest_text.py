@@ -235,6 +235,7 @@ def test_a_dump_as_large_as_is_allowed_for_is_read(
         assert len(manifest_from_text(text, histograms=histograms).entries) == count
 
 
+@pytest.mark.slow
 def test_layers_and_missing_tensors_without_entries_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     count, scale = 700, 100
     lines = (LedgerLine(name=f"encoder/layers[{n}]/attention", family="x", reason="filtered") for n in range(2 * count))

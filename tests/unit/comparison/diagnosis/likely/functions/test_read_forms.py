@@ -53,6 +53,7 @@ def test_the_form_that_a_layer_reads_is_told_where_it_is_the_same_within_the_tol
     assert words in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_nothing_is_told_of_the_same_form_or_of_another_error() -> None:
     reference = _program(of_port=False)
     assert "reads" not in gs.compare(reference, _program(of_port=True)).sentence

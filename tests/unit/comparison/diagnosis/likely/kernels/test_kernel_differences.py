@@ -193,6 +193,7 @@ def _joining(*, order: tuple[str, str] = ("left", "right"), function: Any = jax.
     return captured((loss, dict(zip(names, kernels, strict=True)), {"x": IMAGE[:, :4, :4]}))
 
 
+@pytest.mark.slow
 def test_values_that_are_joined_in_another_order_are_told() -> None:
     found = gs.compare(_joining(), _joining(order=("right", "left"), port=True))
     assert "it joins `right` and `left`, and the reference joins `left` and `right`" in found.sentence, found.sentence

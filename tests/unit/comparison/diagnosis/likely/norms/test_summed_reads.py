@@ -78,6 +78,7 @@ def test_what_norms_differ_in_that_read_a_sum_is_told(centred: bool, fault: dict
     assert f", made here; {words}" in found.sentence, found.sentence
 
 
+@pytest.mark.slow
 def test_no_sum_is_told_where_the_norm_reads_something_else() -> None:
     reference = _block(of_port=False)
     found = gs.compare(reference, _block(of_port=True, centred=False))

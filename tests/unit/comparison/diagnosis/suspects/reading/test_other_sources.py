@@ -38,6 +38,7 @@ def _dump(*, scoped: bool, skipped: bool = False, bias: Any = WEIGHTS["bias"]) -
     return gs.capture(loss, WEIGHTS | {"bias": bias}, ROWS, origins=False)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_scope_is_no_other_source() -> None:
     found = gs.compare(_dump(scoped=True), _dump(scoped=False, bias=0 * WEIGHTS["bias"]))
     assert found.first_divergence.forward is not None

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradscope as gs
 from tests.support.sampled import sampled
@@ -48,7 +47,7 @@ def _dump(stored: str, *, packed: bool) -> Any:
     return gs.capture(loss, weights, {"x": X}, origins=False)
 
 
-@pytest.mark.parametrize("packed_in", ["reference", "candidate"])
+@sampled("packed_in", ["reference", "candidate"])
 @sampled(("whole", "apart"), [(one, other) for one in STORED for other in STORED])
 def test_parts_of_several_sizes_may_have_axes_of_one_element(packed_in: str, whole: str, apart: str) -> None:
     pair = _dump(whole, packed=True), _dump(apart, packed=False)

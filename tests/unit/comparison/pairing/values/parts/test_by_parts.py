@@ -208,6 +208,7 @@ def test_parts_of_several_sizes_with_a_wrong_one_are_reported_by_those_of_anothe
     assert back == {f"param/block{n}/qkv": (tuple(f"param/layers.{n}.{name}" for name in sizes), 0) for n in range(2)}
 
 
+@pytest.mark.slow
 def test_names_are_requested_in_proportion_to_the_number_of_tensors_where_they_show_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_map_file_says_the_same(joined_in: str, tmp_path: Path) -> None:
     assert made_by == {row.made_by for row in found.rows if row.family == "param" and row.made_by} != set()
 
 
+@pytest.mark.slow
 def test_another_row_is_a_difference() -> None:
     found = gs.compare(_dump("", joined=True), _dump("a vector", joined=False, wrong=True))
     assert found.verdict == "different"
