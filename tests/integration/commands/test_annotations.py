@@ -105,6 +105,7 @@ def test_a_layer_that_one_program_has_alone_is_named_at_its_own_line(repository:
     assert done.output.startswith(f"::error file={'new' if added else 'old'}.py,line=14,title="), done.output
 
 
+@pytest.mark.slow
 def test_of_files_with_one_name_that_of_the_target_is_meant(repository: Path) -> None:
     (repository / "net.py").write_text(MODEL, encoding="utf-8")
     done = gradscope("dump", "src/net.py", "--batch-size", 2, "--format", "github", folder=repository)

@@ -133,6 +133,7 @@ def test_a_pipe_gets_everything_and_no_escapes(dumps: Path) -> None:
     assert "model.py:20" in reading("show a.npz", dumps).output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_terminal_gets_what_fits_and_a_note_about_the_rest(dumps: Path, columns: int) -> None:
     done = in_terminal("show", "a.npz", "--full", folder=dumps, columns=columns)
@@ -154,6 +155,7 @@ def test_a_requested_width_is_the_width(dumps: Path) -> None:
     assert reading("show a.npz", dumps, COLUMNS="1").output == reading("show a.npz", dumps).output
 
 
+@pytest.mark.slow
 def test_a_terminal_that_wants_no_colours_gets_none(dumps: Path) -> None:
     coloured = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38;5;\d+|9[0-7])m")
     assert coloured.search(in_terminal("compare", "a.npz", "b.npz", folder=dumps, columns=80).output)

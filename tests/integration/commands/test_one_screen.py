@@ -106,6 +106,7 @@ def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     assert len(full) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["show a.npz", "compare a.npz b.npz"])
 def test_columns_that_do_not_fit_are_named_as_in_full(dumps: Path, line: str) -> None:
     narrow, wide = shown(dumps, line, 40).plain, shown(dumps, line, 300).plain

@@ -204,6 +204,7 @@ def test_several_candidates_are_judged_by_one_reference(dumps: Path) -> None:
     assert in_csv.splitlines()[0].startswith("name,family,comparison,status,")
 
 
+@pytest.mark.slow
 def test_steps_in_folders_are_compared_in_the_order_of_their_numbers(dumps: Path, tmp_path: Path) -> None:
     for run, names in (("one", ("9", "10", "11")), ("other", ("9", "10", "12"))):
         (tmp_path / run).mkdir()

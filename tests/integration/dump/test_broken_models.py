@@ -68,6 +68,7 @@ def test_a_target_that_names_no_model_is_a_wrong_request(tmp_path: Path, target:
     assert hint_line.startswith(f"hint: {hint}")
 
 
+@pytest.mark.slow
 def test_a_loss_that_ignores_its_parameters_is_dumped_with_a_finding(tmp_path: Path) -> None:
     models.write(tmp_path, models.source(loss='def loss(variables, batch):\n    return batch["x"].sum()\n'))
     done = gradscope("dump", "model.py", "--json", folder=tmp_path)
@@ -149,6 +150,7 @@ def loss(variables, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_derivative_rule_that_reads_a_value_from_around_it_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CLOSED_OVER)
     done = gradscope("dump", "model.py", folder=tmp_path)

@@ -66,6 +66,7 @@ def test_it_writes_into_the_working_folder_and_replaces_its_own_dump(folder: Pat
     assert (folder / "model.npz").read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_named_output_is_replaced_only_by_force(folder: Path) -> None:
     dumped(folder, "-o", "before.npz")
     before = (folder / "before.npz").read_bytes()
@@ -75,6 +76,7 @@ def test_a_named_output_is_replaced_only_by_force(folder: Path) -> None:
     assert (folder / "before.npz").read_bytes() != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["model.npz", "./model.npz", "../{0}/model.npz"])
 def test_the_default_output_is_replaced_also_where_it_is_named(folder: Path, named: str) -> None:
     dumped(folder)
@@ -85,6 +87,7 @@ def test_the_default_output_is_replaced_also_where_it_is_named(folder: Path, nam
     refused(dump(folder, "-o", named.format(folder.name)), 2, "model.npz exists")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["another target's", "numpy's", "damaged", "empty"])
 def test_the_default_output_replaces_no_other_file(folder: Path, kind: str) -> None:
     path = folder / "model.npz"
@@ -127,6 +130,7 @@ def test_what_is_no_regular_file_is_never_replaced(folder: Path) -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_too_small_are_the_environments(folder: Path) -> None:
     disk = folder / "disk"
     disk.mkdir()
@@ -161,6 +165,7 @@ def test_a_seed_that_jax_cannot_take_is_refused(folder: Path, seed: int) -> None
     assert names(folder) == ["model.py"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(folder: Path) -> None:
     for name, options in {"a": [], "b": ["--no-cache"], "c": ["--seed", "3"]}.items():
         dumped(folder, "-o", f"{name}.npz", *options)
@@ -171,6 +176,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(folder: Path
     assert a["input/x"].tobytes() != c["input/x"].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "keys"),
     [
@@ -188,6 +194,7 @@ def test_a_dump_contains_what_was_requested(folder: Path, options: list[str], ke
     assert set(arrays(folder / "model.npz")) == keys
 
 
+@pytest.mark.slow
 def test_a_dump_of_statistics_has_the_same_statistics(folder: Path) -> None:
     full = dumped(folder, "-o", "whole.npz", "--json").json
     alone = dumped(folder, "-o", "alone.npz", "--json", "--stats-only").json
@@ -215,6 +222,7 @@ def test_rows_are_sorted_by_a_column_within_their_tables(folder: Path) -> None:
     assert gradscope("verify", "kept.npz", folder=folder).status == 0
 
 
+@pytest.mark.slow
 def test_narrow_types_are_computed_in_and_stored_as_requested(folder: Path) -> None:
     dumped(folder, "--dtype", "bfloat16", "-o", "narrow.npz")
     dumped(folder, "--dtype", "bfloat16", "--cast", "float32", "-o", "wide.npz")
@@ -224,6 +232,7 @@ def test_narrow_types_are_computed_in_and_stored_as_requested(folder: Path) -> N
     assert done.status == 0, done.output
 
 
+@pytest.mark.slow
 def test_precision_is_that_requested(folder: Path) -> None:
     report = dumped(
         folder, "--x64", "--dtype", "float64", "--matmul-precision", "highest", "--self-check", "--json"
@@ -252,6 +261,7 @@ def loss(p, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_zero_but_for_rounding_has_no_part_in_the_self_check(folder: Path) -> None:
     (folder / "attention.py").write_text(ATTENTION)
     checked = dumped(folder, "--self-check", "--json", model="attention.py").json["self_check"]
@@ -261,12 +271,14 @@ def test_a_gradient_that_is_zero_but_for_rounding_has_no_part_in_the_self_check(
     assert checked.get("largest") != "k/b"
 
 
+@pytest.mark.slow
 def test_exact_quantiles_are_those_of_the_values(folder: Path) -> None:
     row = dumped(folder, "--exact-quantiles", "--select", "activation/first", "--json").json["rows"][0]
     values = np.abs(arrays(folder / "model.npz")["activation/first"])
     assert row["p50"] in values
 
 
+@pytest.mark.slow
 def test_choices_are_reported_only_on_request(folder: Path) -> None:
     np.save(folder / "batch.npy", np.ones((5, 3)))
     note = "x was converted from float64 to float32"
@@ -277,6 +289,7 @@ def test_choices_are_reported_only_on_request(folder: Path) -> None:
 # Batches from files
 
 
+@pytest.mark.slow
 def test_a_batch_from_a_file_takes_the_place_of_the_models_own(folder: Path) -> None:
     x = np.arange(15, dtype=np.float32).reshape(5, 3)
     np.savez(folder / "batch.npz", x=x)
@@ -287,6 +300,7 @@ def test_a_batch_from_a_file_takes_the_place_of_the_models_own(folder: Path) -> 
     assert gradscope("compare", "model.npz", "again.npz", "--bitwise", folder=folder).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaves", "says"),
     [
@@ -327,6 +341,7 @@ def test_a_cache_that_cannot_be_kept_is_a_message(folder: Path) -> None:
     assert done.lines == ["compiled programs are not kept: [Errno 20] Not a directory: '/dev/null/gradscope/compiled'"]
 
 
+@pytest.mark.slow
 def test_an_output_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     models.write(tmp_path, models.source(more="import os\nos.chdir('elsewhere')\n"))
@@ -337,6 +352,7 @@ def test_an_output_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_pat
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_input_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     models.write(tmp_path, models.source(more="import os\nos.chdir('elsewhere')\n"))

@@ -96,6 +96,7 @@ def test_the_first_tensor_is_that_of_the_first_stage(tmp_path: Path, first: int)
     assert "1 recorded step the same, then step 10 differs" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_bound_is_never_more_than_the_difference(tmp_path: Path, seed: int) -> None:
     generator = np.random.default_rng(seed)

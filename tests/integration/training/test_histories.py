@@ -563,6 +563,7 @@ def used(found: gs.Run) -> Iterator[object]:
         yield found.series(key, "l2")
 
 
+@pytest.mark.slow
 def test_a_small_file_that_takes_endless_work_is_refused(run: Path) -> None:
     """Interior pages whose children are all one page: a scan of 2^40 rows in a file of a few pages."""
     path = run / "history.sqlite"

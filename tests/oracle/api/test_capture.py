@@ -51,6 +51,7 @@ def test_it_captures_where_jit_is_disabled() -> None:
     assert_gradients(dump, {f"param_grad/{name}": gradient for name, gradient in expected.items()})
 
 
+@pytest.mark.slow
 def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
     def scaled(params: Any, batch: Any) -> Any:
         return batch["apply"](params, batch) * batch["scale"] if batch["train"] else 0.0

@@ -154,6 +154,7 @@ def model_of(loss: Any) -> Model:
     return Model(name="model", init=lambda _: variables(), batch=lambda _key, _size: batch(), loss=loss)
 
 
+@pytest.mark.slow
 def test_the_ledger_accounts_for_every_parameter(full: gs.Dump) -> None:
     missing = {line.name: line.reason for line in full.ledger.missing if line.family == "example_grad"}
     assert missing == {"table": "non-differentiable", "idle": "disconnected"}
@@ -172,6 +173,7 @@ def test_nothing_else_is_changed_by_them(full: gs.Dump) -> None:
     assert manifest_of(plain).examples is None
 
 
+@pytest.mark.slow
 def test_they_may_be_all_there_is_and_be_statistics_only(full: gs.Dump) -> None:
     only = captured(mean_loss, families=["example_grad"], select=["w"], stats_only=True)
     (entry,) = manifest_of(only).entries
@@ -187,6 +189,7 @@ def test_where_none_is_requested_nothing_is_said_of_them() -> None:
     assert {line.reason for line in dump.ledger.missing if line.family == "example_grad"} == {"filtered"}
 
 
+@pytest.mark.slow
 def test_wrt_names_the_parameter() -> None:
     writer = MemoryWriter()
     spec = CaptureSpec(per_example=True, wrt=Selection.parse(["param/w"]))
@@ -194,6 +197,7 @@ def test_wrt_names_the_parameter() -> None:
     assert [entry.name for entry in found.entries if entry.family == "example_grad"] == ["w"]
 
 
+@pytest.mark.slow
 def test_the_space_on_the_disk_is_checked_before_anything_is_run() -> None:
     class Full(MemoryWriter):
         def require_space(self, size_bytes: int) -> None:

@@ -109,6 +109,7 @@ def test_what_two_runs_need_is_counted() -> None:
         assert Bounds(memory=2 * program.overlapped_bytes).have_room_for(program.overlapped_bytes)
 
 
+@pytest.mark.slow
 def test_no_run_starts_early_where_the_process_has_taken_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "held_bytes", lambda: WIDE.memory // 2)
     assert captured(WIDE, overlapping=False)[1] is False

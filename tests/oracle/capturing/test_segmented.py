@@ -112,6 +112,7 @@ def test_all_values_between_two_segments_are_passed_on() -> None:
     assert check_against_one_run(awkward, (variables, batch), 8_000) >= 8
 
 
+@pytest.mark.slow
 def test_segments_take_less_memory_than_one_run() -> None:
     def deep(w: Any, x: Any) -> Any:
         for _ in range(40):

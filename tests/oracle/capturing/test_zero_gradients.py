@@ -445,6 +445,7 @@ def test_a_log_softmax_over_the_examples_leaves_the_bias_of_the_classes_without_
     )
 
 
+@pytest.mark.slow
 def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:
     said = whys(
         {
@@ -562,6 +563,7 @@ def test_an_unused_value_of_the_last_iteration_is_disconnected_in_that_iteration
     }
 
 
+@pytest.mark.slow
 def test_a_dead_layer_is_named_for_everything_before_it() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("first"):

@@ -68,6 +68,7 @@ def test_positions_may_be_repeated_for_every_example(positions: dict[str, Dump],
     assert {(row.family, row.status) for row in rows} == {("activation", "same"), ("activation_grad", "same")}
 
 
+@pytest.mark.slow
 def test_the_parameter_that_has_them_may_have_another_name() -> None:
     found = gs.compare(
         _with_positions((1,), name="positions/weight"), _with_positions((EXAMPLES,), name="positions/table")

@@ -67,6 +67,7 @@ def test_a_fault_is_found_at_its_layer_where_names_are_those_of_other_layers(fro
     assert found.sentence.startswith("Forward first differs at `conv2` "), found.sentence
 
 
+@pytest.mark.slow
 def test_kernels_that_are_exchanged_by_mistake_keep_their_names(from_zero: Dump) -> None:
     exchanged = _captured(["conv0", "conv2", "conv1", "conv3"])  # in this order of the weights
     found = gs.compare(from_zero, exchanged)

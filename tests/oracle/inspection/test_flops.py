@@ -50,6 +50,7 @@ def test_operations_are_counted_as_by_hand(function: Callable[[Any], Any], flops
     assert cost(function).flops == flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "flops"),
     [

@@ -79,6 +79,7 @@ def test_jits_nest() -> None:
     check(loss, WEIGHTS, INPUTS)
 
 
+@pytest.mark.slow
 def test_a_jitted_function_that_hands_back_its_operand() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         made = layer("made", dense, weights, x, probe=probe)

@@ -214,6 +214,7 @@ def test_a_layer_that_hands_on_what_it_was_given() -> None:
     check(loss, WEIGHTS, INPUTS)
 
 
+@pytest.mark.slow
 def test_a_layer_whose_output_is_constant() -> None:
     table = np.arange(3, dtype=np.float32)
 

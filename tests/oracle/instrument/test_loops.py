@@ -221,6 +221,7 @@ def test_gradients_accumulate_over_the_iterations_that_read_one_value() -> None:
 # --- while -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_loop_of_known_length_is_a_scan() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def body(iteration: Any, carry: Any) -> Any:
@@ -403,6 +404,7 @@ def test_an_input_that_a_while_loop_prepares_has_no_gradient_and_disturbs_none()
     assert observation.seen["dense"].gradient is not None
 
 
+@pytest.mark.slow
 def test_an_input_that_the_host_prepares_has_no_gradient_and_disturbs_none() -> None:
     def loss(weights: Any, x: Any) -> Any:
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)

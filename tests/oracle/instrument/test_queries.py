@@ -72,6 +72,7 @@ def test_a_fed_argument_takes_the_place_of_the_batchs() -> None:
     same(dump["input/x"], x)
 
 
+@pytest.mark.slow
 def test_a_fed_gradient_is_the_signal_and_the_loss_is_not_run() -> None:
     signal = jnp.linspace(-1, 1, 10).reshape(5, 2)
     dump = capture(feed={"gradient/logits": signal})

@@ -330,6 +330,7 @@ def test_arrays_on_explicit_axes_of_one_device_are_run_there() -> None:
     assert_close(found["param_grad/value"], jax.grad(loss)(WEIGHTS, INPUTS))
 
 
+@pytest.mark.slow
 def test_collectives_are_listed_with_their_axes_and_layers() -> None:
     """Those of the program, in order, by the functions that the user calls."""
 

@@ -298,6 +298,7 @@ def test_beside_operations_their_values_have_terms() -> None:
         gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, select=["term/*"])
 
 
+@pytest.mark.slow
 def test_a_custom_rule_is_one_use_and_what_it_does_is_not_looked_into() -> None:
     @jax.custom_vjp
     def doubled(h: Any) -> Any:

@@ -167,6 +167,7 @@ def plain() -> gs.Dump:
     return scaled(1.0)
 
 
+@pytest.mark.slow
 def test_a_factor_is_said_to_be_one(plain: gs.Dump) -> None:
     found: Comparison = gs.compare(plain, scaled(-0.125))
     likely = {row.name: row.likely for row in found.rows if row.family == "param_grad"}
@@ -178,6 +179,7 @@ def test_another_order_of_a_sum_is_no_difference(plain: gs.Dump) -> None:
     assert gs.compare(plain, scaled(1.0, reordered=True)).verdict == "same"
 
 
+@pytest.mark.slow
 def test_a_shape_that_differs_is_said_to_be_of_other_axes_where_it_may_be() -> None:
     def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
         kernel = params["w"] if params["w"].shape[0] == batch.shape[1] else params["w"].T

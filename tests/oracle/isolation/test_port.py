@@ -92,6 +92,7 @@ def test_a_right_port_is_the_same_however_axes_are_ordered(original: gs.Dump, ne
     assert how["param/conv/bias"] == ("name", "")
 
 
+@pytest.mark.slow
 def test_a_square_kernel_that_was_not_transposed_is_found_where_it_is_used(original: gs.Dump, network: Network) -> None:
     found = gs.compare(ported(network, transposed=True), original, allow_missing=[".*loss.*", ".*mean"])
     assert found.verdict == "different"

@@ -38,6 +38,7 @@ def classified(variables: Any, batch: Any) -> jax.Array:
     return cross_entropy(logits, batch[1])
 
 
+@pytest.mark.slow
 def test_a_loss_of_nan_is_reported_where_every_tensor_is_finite() -> None:
     variables = {"head": kernel(1, 8, 4)}
     dump = gs.capture(classified, variables, (X, LABELS.at[5].set(4)))
@@ -94,6 +95,7 @@ def gated(variables: Any, batch: Any, *, mask: jax.Array | None = None) -> jax.A
     return cross_entropy(logits, batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [60.0, -200.0], ids=["open", "closed"])
 def test_what_a_saturated_gate_closes_is_reported_with_it(bias: float) -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
@@ -102,6 +104,7 @@ def test_what_a_saturated_gate_closes_is_reported_with_it(bias: float) -> None:
     assert (finding.rule, finding.name) == ("saturated", "gate")
 
 
+@pytest.mark.slow
 def test_a_mask_of_zeros_elsewhere_is_reported_beside_a_saturated_gate() -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
     variables |= {"bias": filled(8.0, 8), "head": kernel(9, 8, 4)}
@@ -109,6 +112,7 @@ def test_a_mask_of_zeros_elsewhere_is_reported_beside_a_saturated_gate() -> None
     assert [finding.rule for finding in found] == ["saturated", "zero-grad"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.0, 1.0])
 def test_dead_units_of_a_layer_that_receives_zeros_alone_are_reported_as_that(kept: float) -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
@@ -140,6 +144,7 @@ def test_a_value_near_the_largest_float16_is_reported_with_one_beyond_it() -> No
     assert [finding.rule for finding in found] == ["overflow"]
 
 
+@pytest.mark.slow
 def test_an_overflow_of_a_product_with_a_square_matrix_is_reported_as_that_and_its_repair_repairs_it() -> None:
     def loss(variables: Any, x: Any) -> Any:
         with jax.named_scope("square"):
@@ -165,6 +170,7 @@ def towers(variables: Any, batch: Any, *, read: bool) -> jax.Array:
     return jnp.square(prediction - (target @ variables["head"] if read else target)).mean()
 
 
+@pytest.mark.slow
 def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weights_are_a_finding() -> None:
     variables = {"online": kernel(1, 8, 4), "target": kernel(2, 8, 4), "head": kernel(3, 4, 4)}
     cut = gs.capture(lambda v, b: towers(v, b, read=True), variables, (X,))
@@ -188,6 +194,7 @@ def test_a_target_may_be_beside_what_is_trained_at_any_depth() -> None:
     assert dict(facts("", dump.manifest))["frozen"].startswith("agent/target: what is made of them counts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scaled", "found"), [(False, []), (True, ["zero-grad"])])
 def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[str]) -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
@@ -204,6 +211,7 @@ def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[
     assert [each.rule for each in dump.findings()] == found
 
 
+@pytest.mark.slow
 def test_an_input_that_nothing_scales_is_named_though_a_normalisation_hides_it_from_the_answer() -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         x, times = batch
@@ -247,6 +255,7 @@ def test_an_element_that_makes_an_input_large_is_told_from_an_input_that_is_larg
     assert outlier.repair.endswith(": 'show DUMP --tensor input/0' says where the largest is")
 
 
+@pytest.mark.slow
 def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         (x,) = batch
@@ -262,6 +271,7 @@ def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
     assert [(each.rule, each.name) for each in gs.capture(loss, variables, (X,)).findings()] == [("init", "kernel")]
 
 
+@pytest.mark.slow
 def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_loses_are_no_finding() -> None:
     def energy(variables: Any, x: Any) -> jax.Array:
         with jax.named_scope("hidden"):
@@ -279,6 +289,7 @@ def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_los
     assert not dump.findings()
 
 
+@pytest.mark.slow
 def test_a_loss_whose_margins_are_kept_says_so_below_the_verdict() -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         with jax.named_scope("embed"):

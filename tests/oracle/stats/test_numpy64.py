@@ -115,6 +115,7 @@ def test_the_core_tier_has_the_same_numbers_and_no_others(name: str) -> None:
     assert core == {name: value for name, value in full.items() if name not in full_only and "@" not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_a_complex_tensor_is_judged_by_its_magnitudes(size: int) -> None:
     parts = planted("float32", 2 * size)

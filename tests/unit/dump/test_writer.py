@@ -97,6 +97,7 @@ def test_a_record_that_cannot_be_stored_is_refused(tmp_path: Path, bad: Any, pro
     assert list(read_all(tmp_path / "dump.npz")) == ["activation/conv"]
 
 
+@pytest.mark.slow
 def test_an_existing_file_is_replaced_only_by_force(dump: Path) -> None:
     before = dump.read_bytes()
     with pytest.raises(UsageError, match="exists") as refused:

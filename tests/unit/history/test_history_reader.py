@@ -53,6 +53,7 @@ def peak_bytes(action: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_many_steps_are_read_in_about_the_memory_of_their_numbers(tmp_path: Path) -> None:
     write_many_steps(tmp_path)
     with History(tmp_path) as history:

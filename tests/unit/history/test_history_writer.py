@@ -77,10 +77,12 @@ def steps_of(program: str, folder: Path) -> tuple[list[int], str]:
         return history.step_numbers().tolist(), run.stdout
 
 
+@pytest.mark.slow
 def test_steps_are_written_while_the_program_ends(tmp_path: Path) -> None:
     assert steps_of(AT_THE_END, tmp_path / "run") == ([0, 1], "")
 
 
+@pytest.mark.slow
 def test_what_is_never_closed_is_written(tmp_path: Path) -> None:
     assert steps_of(NEVER_CLOSED, tmp_path / "run") == ([0, 1], "")
 

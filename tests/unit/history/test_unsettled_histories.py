@@ -96,6 +96,7 @@ def test_the_log_is_that_beside_the_file_itself(logged: Path, tmp_path: Path) ->
         assert history.step_numbers().tolist() == [*STEPS, 30]
 
 
+@pytest.mark.slow
 @sampled("name", [LOG, INDEX, JOURNAL])
 def test_what_is_beside_a_history_and_no_file_is_refused(tmp_path: Path, name: str) -> None:
     run = killed(tmp_path / "run", "WAL", "INSERT INTO steps (step) VALUES (30)")

@@ -67,6 +67,7 @@ def test_what_float32_has_not_is_in_the_last_and_the_first_bin() -> None:
     assert dict(zip(found.bins, found.counts, strict=True)) == {-BINS_PER_SIGN: 1, -1: 1, 1: 1, BINS_PER_SIGN: 1}
 
 
+@pytest.mark.slow
 def test_a_compiled_step_counts_the_same_on_every_device() -> None:
     values = wide(7)
     assert histogram_of(np.asarray(jax.jit(statistics_and_histogram)(values))) == ValueHistogram.of(counted(values))

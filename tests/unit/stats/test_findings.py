@@ -107,6 +107,7 @@ def test_every_rule_has_a_unique_name_words_and_thresholds_that_exist() -> None:
         assert all(hasattr(Thresholds(), name) for name in rule.thresholds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
 def test_a_gradient_that_shrinks_by_the_layer_vanishes_whatever_its_scale(scale: float) -> None:
     assert rules(chain([scale * 0.2 ** (9 - n) for n in range(10)])) == [("vanishing", "dense0")]

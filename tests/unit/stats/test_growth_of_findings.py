@@ -250,6 +250,7 @@ def _peak(manifest: Manifest) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_grows_with_a_name() -> None:
     assert _peak(one_deep_name(4000)) < 5 * _peak(one_deep_name(1000))
 

@@ -53,6 +53,7 @@ def test_a_damaged_tensor_is_not_measured(tmp_path: Path) -> None:
         measured(source)
 
 
+@pytest.mark.slow
 def test_statistics_that_are_computed_take_as_little_memory_as_those_that_are_read(tmp_path: Path) -> None:
     count = 400
     np.savez(tmp_path / "foreign.npz", **{f"block{at}/kernel": np.linspace(-at, at + 1, 8) for at in range(count)})

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
@@ -61,6 +62,7 @@ def work(layers: int) -> dict[str, int]:
     return {stage: calls(run) for stage, run in stages.items()}
 
 
+@pytest.mark.slow
 def test_every_stage_grows_with_the_program_and_no_faster() -> None:
     work(1)  # what is done once, whatever the size
     small, large = work(SMALL), work(LARGE)

@@ -53,6 +53,7 @@ def test_a_gradient_that_is_zero_or_not_finite_has_no_cosine(cosine: Callable[[A
     assert float(cosine(jnp.asarray(one, jnp.float32), jnp.ones(2))) == NO_COSINE
 
 
+@pytest.mark.slow
 @sampled("dtype", ["float32", "bfloat16", "int8"])
 @sampled("shape", [(), (3, 5), (LARGE,), (0,)])
 def test_two_arrays_are_the_same_where_no_element_differs(shape: tuple[int, ...], dtype: str) -> None:

@@ -72,6 +72,7 @@ def test_noise_is_that_of_the_gradients_of_all_examples() -> None:
         assert float(noise.coupling) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_gsnr_of_normal_gradients_is_unbiased() -> None:
     # The gradient of an example is x itself, which is N(m, s^2) per element.
     mean, deviation, examples = np.array([1.0, 0.3, 0.0]), np.array([0.5, 1.0, 2.0]), 8

@@ -184,6 +184,7 @@ def test_the_learning_rate_is_that_of_the_step() -> None:
         np.testing.assert_allclose(rates, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", [{"only": "head/*"}, {"freeze": ["hidden/*"]}])
 def test_a_parameter_that_is_not_trained_keeps_its_bits_and_has_no_slot(selection: dict[str, Any]) -> None:
     step = gs.train_step(loss, "momentum(0.1, 0.9)", ema=0.9, **selection)

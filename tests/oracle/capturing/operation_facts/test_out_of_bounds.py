@@ -168,6 +168,7 @@ def test_labels_below_zero_that_are_counted_from_the_end_are_told(case: tuple[Ca
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pick", NOT_BELOW.values(), ids=NOT_BELOW)
 def test_labels_below_zero_that_are_masked_or_meant_are_not(pick: Callable[..., Any]) -> None:
     assert found(lambda p, ids: pick(predictions(p, ids), ids), LABELS, most_bytes=MOST_BYTES) == []

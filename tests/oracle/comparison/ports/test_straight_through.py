@@ -85,6 +85,7 @@ def test_what_an_estimator_returns_is_paired_with_what_it_returns_elsewhere(refe
     assert pairs["vq.0"] == "vq.1"
 
 
+@pytest.mark.slow
 def test_an_estimator_that_is_missing_is_found(reference: Dump) -> None:
     found = gs.compare(reference, _port(estimator=False))
     assert found.verdict == "different"

@@ -89,6 +89,7 @@ def test_a_correct_port_of_a_capture_is_the_same(reference: Dump, ports: dict[st
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
 
 
+@pytest.mark.slow
 def test_what_a_capture_of_pytorch_never_holds_needs_no_counterpart(reference: Dump, ports: dict[str, Dump]) -> None:
     for one, other in ((reference, ports[""]), (ports[""], reference)):
         found = gs.compare(one, other)
@@ -108,6 +109,7 @@ def test_a_count_of_updates_needs_no_counterpart_among_updated_state(ports: dict
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_labels_that_only_the_loss_reads_are_not_missed_where_the_losses_differ_either(
     reference: Dump, ports: dict[str, Dump]
 ) -> None:
@@ -130,6 +132,7 @@ def test_labels_are_missed_in_tensors_without_a_manifest_where_gradients_differ(
     assert any(row.counts and (row.family, row.name) == ("input", "label") for row in found.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["param/fc1/bias", "input/input", "activation_grad/fc2"])
 def test_what_layers_use_is_missed_in_tensors_without_a_manifest(
     bare: Path, ports: dict[str, Dump], tmp_path: Path, lost: str
@@ -139,6 +142,7 @@ def test_what_layers_use_is_missed_in_tensors_without_a_manifest(
     assert gs.compare(gs.load(tmp_path / "fewer.npz"), ports[""]).verdict == "different"
 
 
+@pytest.mark.slow
 @sampled("fault", FAULTS)
 def test_a_fault_is_blamed_on_its_layer(reference: Dump, ports: dict[str, Dump], fault: str) -> None:
     found = gs.compare(reference, ports[fault])
@@ -148,6 +152,7 @@ def test_a_fault_is_blamed_on_its_layer(reference: Dump, ports: dict[str, Dump],
     assert first.name in CONVNET.shows_at[fault], found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FORWARD_FAULTS)
 def test_a_fault_is_blamed_on_its_layer_without_a_manifest(bare: Path, ports: dict[str, Dump], fault: str) -> None:
     found = gs.compare(gs.load(bare), ports[fault])
@@ -251,6 +256,7 @@ def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_re
     assert (told in found.sentence) is training
 
 
+@pytest.mark.slow
 def test_statistics_that_a_norm_in_training_does_not_read_count_in_a_module_in_evaluation() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(3)
@@ -345,6 +351,7 @@ class _Attended(nn.Module):
         return self.norm(x + self.out(self.value(x)))
 
 
+@pytest.mark.slow
 @sampled(("epsilon", "slope"), [(1e-5, 1.0), (0.1, 1.0), (1e-5, 9.0)])
 def test_a_module_that_returns_what_its_norm_does_is_no_pair_with_one_of_its_name(epsilon: float, slope: float) -> None:
     torch.manual_seed(0)
@@ -397,6 +404,7 @@ def test_a_module_that_returns_what_its_norm_does_is_no_pair_with_one_of_its_nam
         assert found.sentence.startswith(f"Forward first differs at `{first}` "), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_table_of_floating_point_numbers_may_be_a_constant_of_the_port(factor: int) -> None:
     torch.manual_seed(0)
@@ -433,6 +441,7 @@ def test_a_table_of_floating_point_numbers_may_be_a_constant_of_the_port(factor:
     )
 
 
+@pytest.mark.slow
 @sampled("reverse", [True, False])
 def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_for_it(reverse: bool) -> None:
     torch.manual_seed(0)
@@ -475,6 +484,7 @@ def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_fo
     assert [row.name for row in found.blame.suspects][:1] == ([] if reverse else ["lstm.0"]), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1.1])
 def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float) -> None:
     """A block returns the rectified sum of two layers, whose signs rounding decides at some of many elements."""
@@ -521,6 +531,7 @@ def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, 4], ids=["all steps", "all but the last step"])
 @sampled(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0")])
 def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, blamed: str, steps: int) -> None:
@@ -620,6 +631,7 @@ class _Rectified(nn.Module):
         return self.last(nn.functional.silu(self.second(x)))
 
 
+@pytest.mark.slow
 def test_no_error_is_made_anew_behind_a_function_between_modules() -> None:
     torch.manual_seed(5)
     module, x = _Rectified(), torch.randn(16, 6)
@@ -666,6 +678,7 @@ class _Stacked(nn.Module):
         return self.last(x) + skip
 
 
+@pytest.mark.slow
 @sampled(("fault", "blamed"), [("", ""), ("dilation", "layer/filter"), ("stop", "layer/gate")])
 def test_layers_that_a_port_has_as_one_are_named_where_pytorch_calls_functions_before_them(
     fault: str, blamed: str
@@ -719,6 +732,7 @@ class _Recurrent(nn.Module):
         return self.head(self.lstm(self.first(x))[0])
 
 
+@pytest.mark.slow
 @sampled("stop", [False, True])
 def test_a_last_state_that_nothing_reads_has_no_gradient_to_lose(stop: bool) -> None:
     torch.manual_seed(7)
@@ -766,6 +780,7 @@ class _Autoencoder(nn.Sequential):
         return self[1](torch.relu(self[0](input)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize(("slope", "stopped"), [(1.0, False), (1.1, False), (1.0, True)])
 def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient(
@@ -800,6 +815,7 @@ def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_loss_reads_an_input_only_where_its_dump_states_it(stopped: bool) -> None:
     torch.manual_seed(0)
@@ -948,6 +964,7 @@ class Mixture(nn.Module):
         return torch.as_tensor(y), (chosen.mean(0) * shares.mean(0)).sum()
 
 
+@pytest.mark.slow
 @sampled(
     ("fault", "first"), [("", None), ("relu", "mixture.0"), ("half", "mixture.0"), ("another weight", "mixture/gate")]
 )
@@ -1015,6 +1032,7 @@ class _Placed(nn.Module):
         return self.out(torch.tanh(x + self.pos(torch.arange(5))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 1])
 def test_positions_may_be_looked_up_for_every_example_in_a_table_of_another_name(shift: int) -> None:
     torch.manual_seed(0)
@@ -1126,6 +1144,7 @@ def _normalised(*, momentum: float, unbiased: bool, mean_of_zero: bool) -> tuple
     return reference, port, names
 
 
+@pytest.mark.slow
 @sampled("options", [{}, {"tol": 1e-3}])
 def test_a_variance_that_pytorch_divides_by_one_less_is_told_and_is_no_difference(options: dict[str, Any]) -> None:
     reference, port, _ = _normalised(momentum=0.1, unbiased=False, mean_of_zero=False)
@@ -1137,6 +1156,7 @@ def test_a_variance_that_pytorch_divides_by_one_less_is_told_and_is_no_differenc
         assert gs.compare(one, other, bitwise=True).verdict == "different"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tol": 1e-3}])
 def test_another_momentum_is_found_beside_the_other_divisor(options: dict[str, Any]) -> None:
     reference, port, _ = _normalised(momentum=0.9, unbiased=False, mean_of_zero=False)
@@ -1171,6 +1191,7 @@ def _port_of_norm(module: nn.Sequential, x: Tensor, share: float, variance: Call
     return gs.capture(loss, variables, x.numpy(), has_aux=True, origins=False)
 
 
+@pytest.mark.slow
 @sampled("momentum", [0.05, 0.3, None])
 @sampled("channels", [1, 2, 8])
 def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int, momentum: float | None) -> None:
@@ -1184,6 +1205,7 @@ def test_a_momentum_need_not_be_common_to_be_told_from_the_divisor(channels: int
             assert found.verdict == verdict, found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 2, 8, 64])
 @sampled(
     "wrong",
@@ -1201,6 +1223,7 @@ def test_what_is_no_variance_is_not_taken_for_one_with_the_other_divisor(
         assert found.verdict == "different", found.sentence
 
 
+@pytest.mark.slow
 def test_a_port_that_returns_no_statistics_is_the_same_and_that_is_told() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)), torch.randn(8, 5)
@@ -1220,6 +1243,7 @@ def test_a_port_that_returns_no_statistics_is_the_same_and_that_is_told() -> Non
     assert not any(key.startswith("aux/") for key in without)
 
 
+@pytest.mark.slow
 def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_update_them() -> None:
     reference, port, names = _normalised(momentum=0.5, unbiased=False, mean_of_zero=False)
     found = gs.compare(reference, port)
@@ -1231,6 +1255,7 @@ def test_running_statistics_at_initialisation_are_paired_by_the_layers_that_upda
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.1, 0.2])
 def test_a_running_mean_may_be_zero_but_for_rounding(momentum: float) -> None:
     reference, port, _ = _normalised(momentum=momentum, unbiased=True, mean_of_zero=True)
@@ -1308,6 +1333,7 @@ def test_a_module_that_returns_what_it_reads_has_flattened_nothing(axes: tuple[i
     assert found.blame.suspects or "it flattens the axes [1, 2, 3] of `conv`" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.25, 1.0])
 def test_the_outputs_of_a_model_are_paired_by_the_embedding_that_they_are_computed_with(scale: float) -> None:
     class Tied(nn.Module):
@@ -1343,6 +1369,7 @@ def test_the_outputs_of_a_model_are_paired_by_the_embedding_that_they_are_comput
         assert "it is 4 times the reference's" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_rows_of_a_table_are_told_for_which_one_program_alone_has_a_gradient(padded: bool) -> None:
     torch.manual_seed(0)
@@ -1419,6 +1446,7 @@ def test_the_row_that_padding_leaves_out_is_told_of_a_table_that_the_head_uses_t
     assert found.sentence.count("`table/weight`") == 2
 
 
+@pytest.mark.slow
 def test_a_kernel_in_a_scope_that_reads_tokens_for_another_parameter_is_no_table() -> None:
     torch.manual_seed(0)
     module, tokens = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 8)), torch.arange(20).reshape(4, 5) % 7
@@ -1437,6 +1465,7 @@ def test_a_kernel_in_a_scope_that_reads_tokens_for_another_parameter_is_no_table
     assert "padding_idx" not in found.sentence
 
 
+@pytest.mark.slow
 def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), torch.randn(4, 3, 5, 6)
@@ -1456,6 +1485,7 @@ def test_no_layout_is_told_of_a_gradient_that_does_not_arrive() -> None:
     assert not [row.likely for row in found.rows if "axes in another order" in row.likely]
 
 
+@pytest.mark.slow
 def test_the_momentum_of_a_running_mean_is_told_without_a_divisor() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
@@ -1499,6 +1529,7 @@ class _Language(nn.Module):
         return self.head(self.norm(x)).flatten(0, 1)
 
 
+@pytest.mark.slow
 @sampled(("first", "verdict"), [(0, "same"), (1, "different")])
 def test_a_table_names_its_own_rows_in_one_program_and_a_sum_with_them_in_a_port_without_scopes(
     first: int, verdict: str
@@ -1535,6 +1566,7 @@ class _Dueling2(nn.Module):
         return torch.tanh(self.value(hidden) + advantage - advantage.mean(1, keepdim=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "fault"),
     [

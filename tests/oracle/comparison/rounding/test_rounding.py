@@ -282,6 +282,7 @@ def test_what_is_zero_but_for_rounding_is_told_by_the_program_that_has_scopes_ar
     assert row.why.startswith("zero but for rounding"), row.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 3e5])
 def test_statistics_alone_tell_what_is_zero_but_for_rounding(factor: float) -> None:
     """Two gradients are no further apart than both are long; one that is more than rounding is a difference."""

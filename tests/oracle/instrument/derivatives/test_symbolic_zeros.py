@@ -144,6 +144,7 @@ def test_a_rule_that_is_not_run_stays_so() -> None:
     assert seen["made[0]"].gradient is not None
 
 
+@pytest.mark.slow
 def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("ruled"):

@@ -158,6 +158,7 @@ def test_names_that_resemble_each_other_are_no_pair_where_nothing_bears_it_out()
     assert _first(gs.compare(_named_alike(ported=False), _named_alike(ported=True, factor=1.5))) in ("mix", "last")
 
 
+@pytest.mark.slow
 def test_names_that_resemble_each_other_are_no_pair_before_the_loss_either() -> None:
     def program(name: str, *, inside: bool) -> Dump:
         def loss(weights: Any, x: Any) -> Any:

@@ -70,6 +70,7 @@ def test_what_is_one_number_only_where_it_is_finite_is_not_said_to_be_that_in_ea
     assert "in each element" not in gs.compare(reference, _captured(VALUES | {"c/bias": bias})).sentence
 
 
+@pytest.mark.slow
 def test_values_that_only_have_the_norm_of_another_tensor_are_none_of_it(reference: Dump) -> None:
     turned = np.float32(-1) ** np.arange(24, dtype=np.float32).reshape(6, 4) * VALUES["a/weight"]
     found = gs.compare(reference, _captured(VALUES | {"b/weight": turned}))
@@ -77,6 +78,7 @@ def test_values_that_only_have_the_norm_of_another_tensor_are_none_of_it(referen
     assert "from different parameters (`b/weight`)." in found.sentence
 
 
+@pytest.mark.slow
 def test_of_several_parameters_the_first_that_is_explained_is_named(reference: Dump) -> None:
     other = {"a/weight": VALUES["c/weight"] + VALUES["a/weight"], "b/weight": VALUES["c/weight"]}
     sentence = gs.compare(reference, _captured(VALUES | other)).sentence

@@ -87,6 +87,7 @@ def test_an_invalid_rule_is_refused(spelling: str) -> None:
         ToleranceRule.parse(spelling)
 
 
+@pytest.mark.slow
 def test_a_long_line_of_equals_signs_is_refused_in_little_time_and_memory() -> None:
     tracemalloc.start()
     begin = time.process_time()

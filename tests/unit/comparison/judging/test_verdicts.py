@@ -309,6 +309,7 @@ def test_a_name_on_one_side_only_is_a_difference() -> None:
     assert (back.rows[-1].status, back.rows[-1].why) == ("extra", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", ["second", "activation/.*", ".*sec.*"])
 def test_missing_names_may_be_allowed_by_name_or_key(regex: str) -> None:
     fewer = {key: array for key, array in MODEL.items() if key != "activation/second"}

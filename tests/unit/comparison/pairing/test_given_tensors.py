@@ -70,6 +70,7 @@ def test_numbers_and_packed_inputs_are_paired_by_their_values() -> None:
     assert back.verdict == "same", back.sentence
 
 
+@pytest.mark.slow
 def test_another_number_is_a_difference() -> None:
     found = gs.compare(_graph_network(ported=False), _graph_network(ported=True, epsilon=(0.3, 1.9)))
     assert found.first_divergence.forward is not None, found.sentence

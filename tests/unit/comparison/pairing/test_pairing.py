@@ -253,6 +253,7 @@ def test_equal_tensors_are_paired_by_the_names_of_their_neighbours() -> None:
         assert found[f"param/{name}/offset"].counterpart == f"tensor/f.{number}.offset"
 
 
+@pytest.mark.slow
 def test_a_port_of_a_residual_network_is_paired_by_its_weights() -> None:
     """The names of Flax and of torchvision, fresh normalisations that are all equal, HWIO and OIHW."""
     ref: dict[str, Array] = {"param/head/kernel": values(8, 10)}

@@ -213,6 +213,7 @@ def test_the_error_of_a_newer_schema_names_the_needed_version() -> None:
     assert refused.value.hint == "open it with a gradscope that reads schema 9"
 
 
+@pytest.mark.slow
 def test_reading_and_writing_grow_with_the_entries_and_no_faster() -> None:
     def round_trip(entries: int) -> None:
         manifest = Manifest(entries=tuple(replace(ENTRY, name=f"layer{number}") for number in range(entries)))

@@ -130,6 +130,7 @@ def test_what_a_model_has_opened_to_read_is_kept(tmp_path: Path) -> None:
         assert checked_target(path, force=True) == path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before the first tensor", "before the end"])
 def test_a_file_is_kept_that_the_model_reads_later(tmp_path: Path, when: str) -> None:
     path = write(tmp_path / "a.npz", [])

@@ -108,6 +108,7 @@ def test_floating_inputs_have_the_requested_moments(dtype: str) -> None:
     assert set(np.asarray(draw(f"{dtype}[3]:2"), float)) == {2}
 
 
+@pytest.mark.slow
 def test_each_input_has_a_key_of_its_own() -> None:
     drawn = random_inputs(jax.random.key(0), {name: parse_input("float32[4]") for name in "ab"})
     assert not np.array_equal(drawn["a"], drawn["b"])

@@ -106,6 +106,7 @@ def test_a_few_steps_show_no_order(tmp_path: Path) -> None:
     assert found == RecordedBatches()
 
 
+@pytest.mark.slow
 def test_groups_in_any_order_are_hardly_ever_sorted() -> None:
     rng, steps = np.random.default_rng(8), 10.0 * np.arange(15)
     for count in (2, 3, 5, 10):
@@ -127,6 +128,7 @@ def test_sorted_examples_go_round_in_several_passes(classes: int, every: int) ->
     assert not goes_round(means[::-1], deviations[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [2, 3, 4, 10])
 @pytest.mark.parametrize("share", [None, 0.8])
 def test_groups_in_any_order_hardly_ever_go_round(groups: int, share: float | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
+import pytest
+
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json, SiteFacts
@@ -38,6 +40,7 @@ def calls_of_one_layer(count: int) -> Manifest:
     return Manifest(entries=(*values, *params), layers=tuple(layers))
 
 
+@pytest.mark.slow
 def test_work_grows_with_the_origins() -> None:
     def page(manifest: Manifest) -> Callable[[], str]:
         return lambda: page_html(dump_page("a.npz", manifest, find(manifest)))
@@ -54,6 +57,7 @@ def test_work_grows_with_the_calls_of_a_layer() -> None:
     assert steps(lambda: call_labels(large)) < 5 * steps(lambda: call_labels(small))
 
 
+@pytest.mark.slow
 def test_of_the_tree_of_blocks_nothing_is_made_before_it_is_written() -> None:
     manifest = calls_of_one_layer(2_000)
     rows = rows_of(manifest)

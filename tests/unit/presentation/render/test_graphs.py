@@ -75,6 +75,7 @@ def test_the_overlay_is_the_norm_of_the_gradients_of_all_iterations(graph: Graph
     assert (by_value[0]["bgColor"], by_value[-1]["bgColor"]) == ("#f7fbff", "#08306b")
 
 
+@pytest.mark.slow
 def test_a_dump_of_layers_colours_the_operations_that_make_their_outputs(graph: Graph) -> None:
     found = json.loads(graph.overlay(capture(loss, W, X).manifest))["net"]["results"]
     assert {"loop[*]/cell/tanh", "param/a"} <= found.keys()

@@ -96,6 +96,7 @@ def test_columns_that_say_nothing_without_each_other_are_hidden_together() -> No
         assert shown in (["name", "noise", "ref", "cand"], ["name", "noise"], ["name"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT_HOSTILE.values(), ids=SHORT_HOSTILE)
 @pytest.mark.parametrize("screen", [TERMINAL, PIPE], ids=["terminal", "pipe"])
 def test_a_hostile_name_is_shown_and_not_obeyed(name: str, screen: Screen) -> None:

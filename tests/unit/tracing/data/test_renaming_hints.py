@@ -232,6 +232,7 @@ def test_layers_apart_are_answered_with_the_rule_that_stacks_them(
         assert made["params/blocks/ln/scale"][:, 0].tolist() == [float(each) for each in range(12, 24)]
 
 
+@pytest.mark.slow
 def test_work_grows_with_the_variables_of_one_size() -> None:
     def hint(count: int) -> str:
         names = {f"h{layer}.ln.bias": f"params/layer{layer}/norm/bias" for layer in range(count)}

@@ -123,6 +123,7 @@ def test_a_loss_without_a_mask_has_none() -> None:
     assert found(lambda b: None, lambda _, h: h) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "inputs", "by_keys"),
     [

@@ -40,6 +40,7 @@ def test_a_correct_port_is_the_same_as_far_as_statistics_tell(port: Any) -> None
         assert found.sentence.startswith("Same as far as statistics tell"), found.sentence
 
 
+@pytest.mark.slow
 @sampled("port", [each for each in NETWORKS if each is not LANGUAGE], ids=lambda port: port.name)
 def test_statistics_show_where_a_parameter_of_another_layer_is(port: Any) -> None:
     found = gs.compare(measured(port.reference), measured(port.candidate("another weight")))

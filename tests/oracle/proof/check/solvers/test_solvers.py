@@ -459,10 +459,12 @@ def test_a_chaotic_line_is_not_smooth_here() -> None:
     assert gradient(chaotic(300)).status == "not smooth here"
 
 
+@pytest.mark.slow
 def test_at_the_border_of_chaos_nothing_is_wrong() -> None:
     assert gradient(chaotic(40)).status in ("correct", "not smooth here")
 
 
+@pytest.mark.slow
 def test_a_map_that_is_not_chaotic_yet_is_checked() -> None:
     assert gradient(chaotic(5)).status == "correct"
 

@@ -134,6 +134,7 @@ def test_an_infinite_loss_differs_from_every_other() -> None:
     assert gs.compare(reference, _program(*REFERENCE, reduce=infinite)).losses is None
 
 
+@pytest.mark.slow
 def test_no_loss_is_a_multiple_of_another_that_is_zero() -> None:
     def surrogate(x: Any) -> Any:
         return 2 * (x.mean() - jax.lax.stop_gradient(x.mean()))

@@ -26,6 +26,7 @@ def one_layer(count: int) -> MemoryDump:
     return MemoryDump(Manifest(entries=tuple(map(entry, keys)), layers=(layer,)), {})
 
 
+@pytest.mark.slow
 def test_work_grows_with_the_tensors() -> None:
     def find_all(count: int) -> None:
         dump = one_layer(count)

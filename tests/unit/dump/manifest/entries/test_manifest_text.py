@@ -245,6 +245,7 @@ def test_layers_and_missing_tensors_without_entries_are_read(monkeypatch: pytest
     assert manifest_from_text(manifest_to_text(bare).encode()) == bare
 
 
+@pytest.mark.slow
 @sampled("kind", ["layers", "causes", "ledger"])
 def test_what_items_hold_is_about_the_memory_that_they_take(kind: str) -> None:
     spent: list[int] = []

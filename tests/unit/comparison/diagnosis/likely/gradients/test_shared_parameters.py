@@ -72,6 +72,7 @@ def test_a_table_with_an_axis_of_heads_is_told() -> None:
     assert TERM in gs.compare(_dump(heads=2), _dump(tied=False)).sentence
 
 
+@pytest.mark.slow
 def test_a_table_that_a_port_shares_is_told_also_under_other_names() -> None:
     found = gs.compare(_dump(tied=False), _dump(names="new_"))
     told = f"is the sum of the reference's of {TIED}, which are one parameter in the candidate alone"

@@ -49,6 +49,7 @@ def test_a_step_in_front_of_a_layer_that_differs_is_not_suspected(fault: str) ->
     assert sentence.startswith("Forward first differs at `dense` (rel_l2 "), sentence
 
 
+@pytest.mark.slow
 def test_a_step_in_front_of_a_layer_that_reads_another_value_is_suspected() -> None:
     sentence = gs.compare(_program(drop=True), _program(drop=False, fault="another")).sentence
     assert sentence.startswith("Forward first differs at `drop`, only in the reference, "), sentence

@@ -127,6 +127,7 @@ def test_parts_of_each_layer_of_a_stack_are_found_in_both_directions(halves: boo
     assert all((parts[f"param/{name}"] == kernel).all() for name, kernel in apart.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matching", [True, False])
 def test_reads_grow_with_the_number_of_tensors_and_not_with_its_square(matching: bool) -> None:
     reads = {}
