@@ -19,6 +19,7 @@ from gradscope.comparison.layout.recipe_steps import FLIP, OF_VECTOR, REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.comparison.metrics.evidence import frozen_in, no_gradient_in
 from gradscope.naming import (
+    ACTIVATION_GRAD,
     AUX,
     EXAMPLE_GRAD,
     INPUT,
@@ -243,7 +244,9 @@ def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
         what = f"{counted(len(names), 'running variance')} {_verb(len(names))}, of {some_of(names)}"
         clauses.append(f"{what}: {OF_PYTORCH}")
     for side, other in (("reference", "candidate"), ("candidate", "reference")):
-        if names := [row.name for row in rows if row.family == PARAM_GRAD and row.why == frozen_in(side)]:
+        if names := [
+            row.name for row in rows if row.family in (PARAM_GRAD, ACTIVATION_GRAD) and row.why == frozen_in(side)
+        ]:
             clauses.append(
                 f"the {side} does not differentiate {some_of(names)} (`requires_grad`), and the {other} does"
             )

@@ -39,7 +39,8 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
         name="frozen",
         phrase="not differentiated by the model itself",
         sentence="A capture of PyTorch does not differentiate the parameter, as `requires_grad` is False, nor an input "
-        "that is no tensor. A dump of a JAX model differentiates all that the loss takes as parameters.",
+        "that is no tensor, nor what is computed from such values alone. A dump of a JAX model differentiates all that "
+        "the loss takes as parameters.",
         remedy="Set requires_grad, or give the input as a tensor, where its gradient is wanted.",
     ),
     ReasonSpec(

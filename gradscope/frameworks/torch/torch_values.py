@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.utils.hooks import RemovableHandle
 
 from gradscope import naming
@@ -43,14 +43,14 @@ class Value:
 
     Attributes:
         family: Its family.
-        names: Its names, the first its own, each with its site; empty for a value that is known only as an input of a
-            module.
+        names: Its names, the first its own, each with its site; empty for one that a module receives and none returns.
         dtype: Its logical dtype's name.
         shape: Its shape.
         power: The power of the value; None for one that has none.
         gradient_power: The power of its gradient; None where there is none, or none yet.
         gradient: Whether its gradient has arrived.
         digest: The hash of a value that has no autograd node, until its gradient is observed; "" for another.
+        constant: Whether PyTorch computes no gradient of it, as nothing is differentiated that it is computed from.
     """
 
     family: str
@@ -61,6 +61,7 @@ class Value:
     gradient_power: Power | None = None
     gradient: bool = False
     digest: str = ""
+    constant: bool = False
 
     @property
     def name(self) -> str:
@@ -69,8 +70,8 @@ class Value:
 
     def record(self, family: str, name: str, **facts: Any) -> Record:
         """Returns a record of it, or of its gradient, under one of its names."""
-        known: dict[str, Any] = {"array": None, "stats": {}, "site": self.names[name]}
-        return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **(known | facts))
+        facts = {"array": None, "stats": {}, "site": self.names[name], **facts}
+        return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,7 @@ class Values:
     _hooks: list[RemovableHandle] = field(default_factory=list[RemovableHandle])
 
     def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
-        """Writes a tensor, or another name of a value that is written already."""
-        # The gradient is written when it arrives.
+        """Writes a tensor, or another name of a value that is written already; its gradient is when that arrives."""
         known = self.known(tensor)
         if known is not None and known.names and known.family == family:
             self.add_name(known, name, site)
@@ -218,7 +218,7 @@ class Values:
         """Accounts for the gradients that never arrived."""
         for value in self._values:
             if value.names and not value.gradient:
-                self.write_absent(value)
+                self.write_absent(value, frozen=value.constant)
 
     def close(self) -> None:
         """Ends observing: tensors that outlive the run, as a parameter that a module returns, lose their hooks."""
@@ -246,7 +246,7 @@ class Values:
     def _observe(self, tensor: Tensor, value: Value) -> None:
         """Has the gradient of a tensor written as that of a value, when it arrives."""
         value.digest = ""  # what is observed is not looked for when it is computed again
-        # A hook stays with the tensor's present value, whatever in-place operations follow, unless it is a view.
+        # A hook stays with the present value of a tensor that is no view, whatever is done in place.
         self._hooks.append(tensor.register_hook(lambda gradient: self._arrived(value, gradient)))
         if (view := view_of(tensor, lambda gradient: self._arrived(value, gradient))) is not None:
             self._views.append(view)
@@ -283,7 +283,9 @@ def _passed_on(tensor: Tensor) -> Tensor:
 
 
 def _described(family: str, tensor: Tensor) -> Value:
-    return Value(family=family, names={}, dtype=dtype_name(tensor), shape=shape_of(tensor))
+    # Where gradients are off, as in a checkpoint or around a teacher, it may depend on more.
+    constant = is_grad_enabled() and not tensor.requires_grad
+    return Value(family=family, names={}, dtype=dtype_name(tensor), shape=shape_of(tensor), constant=constant)
 
 
 def _statistics(family: str, array: np.ndarray[Any, Any], primitive: str | None) -> TensorStats:
