@@ -12,7 +12,7 @@ from gradscope.comparison.diagnosis.growth import creeping
 from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import OF_PYTORCH, UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
+from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK, UNREAD
 from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM, UNTRAINED
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS, UNRETURNED
 from gradscope.comparison.layout.recipe_steps import FLIP, OF_VECTOR, REORDER
@@ -179,7 +179,7 @@ def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
         ]
         if names:
             clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")
-    of_others = [row for row in rows if row.family == PARAM_GRAD and row.explained and row.likely]
+    of_others = [row for row in rows if row.family in (PARAM_GRAD, INPUT_GRAD) and row.explained and row.likely]
     return [*clauses, *(f"the gradient of {quoted(row.name)} {row.likely}" for row in of_others[:1])]
 
 
@@ -231,14 +231,12 @@ def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns clauses about running variances and gradients that differ, or that one has, which does not count."""
-    found = {
-        why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
-    }
+    missing = [row for row in rows if row.status == "missing"]
     clauses: list[str] = []
-    if names := found[OF_LOSS]:
+    if names := [row.name for row in missing if row.why in (OF_LOSS, UNREAD)]:
         what = f"{counted(len(names), 'input gradient')} {_verb(len(names))}, of {some_of(names)}"
         clauses.append(f"{what}, which the loss reads: a capture from PyTorch has no gradient of that")
-    if names := found[OF_MASK]:
+    if names := [row.name for row in missing if row.why == OF_MASK]:
         clauses.append(f"a gradient of {some_of(names)}, of zeros and ones, arrives in one of the programs alone")
     if names := [each.name for each in rows if each.why == OF_PYTORCH]:
         what = f"{counted(len(names), 'running variance')} {_verb(len(names))}, of {some_of(names)}"

@@ -22,12 +22,15 @@ from gradscope.dump.manifest.layer_graph import (
     sources_of,
     unclear_keys,
 )
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 from gradscope.naming.paths import is_inside, layers_around
 
 #: The statuses of names that only the reference has, and that only the candidate has.
 _ALONE: Final = ("missing", "extra")
+
+#: How far sums of the same elements in another order may be apart, relative to them.
+_SUMMED: Final = 1e-6
 
 #: How many times an error may have grown that began within its tolerance.
 COMPARABLE: Final = 10
@@ -40,10 +43,12 @@ class Program:
     Attributes:
         layers: The layers.
         owner: Returns the key of a row's owner in the dump, by which layers name values; "" where it has none.
+        entry: Returns the entry of a key of the dump; None where it is unknown.
     """
 
     layers: Sequence[Layer]
     owner: Callable[[ComparisonRow], str]
+    entry: Callable[[str], Entry | None] = lambda _: None
 
     @classmethod
     def of(cls, dump: DumpSource, owner: Callable[[ComparisonRow], str]) -> Program:
@@ -55,7 +60,22 @@ class Program:
         """
         absent = {key for key in dump.keys() if dump.entry(key).absent == "not-executed"}  # noqa: SIM118
         keys = ((layer, [key_of(ACTIVATION, name) for name in layer.outputs]) for layer in dump.manifest.layers)
-        return cls(layers=tuple(layer for layer, made in keys if absent.isdisjoint(made)), owner=owner)
+        layers = tuple(layer for layer, made in keys if absent.isdisjoint(made))
+        return cls(layers=layers, owner=owner, entry=lambda key: dump.entry(key) if key else None)
+
+    def moves_alone(self, one: str, other: str) -> bool:
+        """Returns whether two tensors have the same elements, in another layout, as far as statistics tell.
+
+        Args:
+            one: The key of one.
+            other: That of the other.
+        """
+        first, second = self.entry(one), self.entry(other)
+        if first is None or second is None or first.stats.get("min") == first.stats.get("max"):
+            return False
+        exact = all(first.stats.get(name) == second.stats.get(name) for name in ("min", "max", "zeros"))
+        sums = ([as_float(each.stats.get(name, math.nan)) for each in (first, second)] for name in ("l1", "l2"))
+        return exact and all(math.isclose(*pair, rel_tol=_SUMMED) for pair in sums)
 
 
 def parts_of(
@@ -222,7 +242,9 @@ def unpaired_before(
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
             before = sources_among(sources, program.owner(first), alone, agreeing | right)
-            found += [row for key, row in alone.items() if key in before]
+            # A gradient that is the first one's in another layout is no other place.
+            place = program.owner(first) if is_gradient(first.family) else ""
+            found += [row for key, row in alone.items() if key in before and not program.moves_alone(key, place)]
     return tuple(found)
 
 

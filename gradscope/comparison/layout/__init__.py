@@ -6,6 +6,7 @@
   (transpose, reshape, split, stack, ...). A recipe without steps is *plain*.
 - `layouts`: a *layout* is an order of axes, and of axes split or merged, found from a sample of the values.
   `interleaved_layouts` are those in which the halves of heads are interleaved.
+- `spreading`: in which shapes an array can be added to a larger value.
 - `stacked_steps`: the same steps for every slice of a stack.
 - `joined_statistics`: the statistics of several tensors together, where their elements are not known.
 - `example_orders`: in which order one value has the examples of another.

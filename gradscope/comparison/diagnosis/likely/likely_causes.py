@@ -5,7 +5,7 @@ first axis (the layers of a scan), a factor (a mean for a sum, a sign), running 
 number or move by another share (`running_statistics`), a layer that computes in fewer digits
 (`layers/computed_dtypes`), a few elements at which rounding decides (`judging/rounding/kinks`), a gradient that is
 missing among those which another one is the sum of (`sum_differences`), and uses of a parameter that contribute to the
-gradient of another one, or to none (`gradients`).
+gradient of another one, or to none, and readers of an input that do in one program alone (`gradients`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.growth import makes_error
+from gradscope.comparison.diagnosis.likely.gradients.read_terms import ReadTerms
 from gradscope.comparison.diagnosis.likely.gradients.shared_gradients import SharedGradients
 from gradscope.comparison.diagnosis.likely.gradients.stacked_gradients import (
     differing_rows,
@@ -36,9 +37,10 @@ from gradscope.comparison.diagnosis.refuting.apart.pair_values import norm_besid
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
+from gradscope.comparison.pairing.inference.equal_parts import reordered_blocks
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM_GRAD
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT_GRAD, PARAM_GRAD
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
@@ -81,7 +83,7 @@ def with_likely_causes(
     constants = AddedConstants(dumps, matches, rows).explained()
     rows = {**rows, **constants}
     stored, dtypes = StoredValues(dumps), ComputedDtypes(dumps)
-    shared, uses = SharedGradients(dumps, matches), UseTerms(dumps)
+    shared, uses, reads = SharedGradients(dumps, matches), UseTerms(dumps), ReadTerms(dumps)
     differing = (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
     gradients_alone = not any(
@@ -104,6 +106,8 @@ def with_likely_causes(
         if not found[match.ref] and row.family == ACTIVATION_GRAD and row.name in agreeing and makes_error(row):
             of_terms[match.ref] = gradient_in_words(dumps, match, same)
             found[match.ref] = "" if of_terms[match.ref] else other_rows(dumps, match, row)
+        if row.family == INPUT_GRAD and gradients_alone:
+            of_terms[match.ref] = reads.words(match, row)
         if row.family == PARAM_GRAD and not of_terms[match.ref] and not found[match.ref]:
             words = shared.words(match, row) or uses.words(match, row)
             # Behind another difference, few rows may differ by what follows from that.
@@ -144,7 +148,7 @@ def _diagnosis(
             return found
     if row.family == AUX and (found := statistics.other_divisor(match) or statistics.other_share(match)):
         return found
-    if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
+    if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _other_places(dumps, match, row)):
         return found
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
@@ -182,8 +186,11 @@ def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
     return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
 
 
-def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
-    """Returns along which axis a value is in reverse, as the outputs of a scan may be; "" along none."""
+def _other_places(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
+    """Returns along which axis a value is in reverse, as the outputs of a scan, or has its parts in another order.
+
+    What is joined in another order has so, as the sines and cosines of positions.
+    """
     ratio = as_float(row.metrics.get("norm_ratio", math.nan))
     known = dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))
     if not known or row.tolerance is None or not abs(ratio - 1) <= _LEAST_FACTOR:
@@ -197,7 +204,13 @@ def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
     if not math.isfinite(limit):
         return ""
     found = next((axis for axis in axes if np.linalg.norm(np.flip(cand, axis) - ref) <= limit), None)
-    return "" if found is None else f"is the reference's in reverse along axis {found}"
+    if found is not None:
+        return f"is the reference's in reverse along axis {found}"
+    parts = next((each.blocks for each in reordered_blocks(ref, cand) if each.axes == tuple(range(ref.ndim))), None)
+    if parts is None or parts.axis != parts.joined:
+        return ""
+    order = [parts.order.index(at) for at in range(len(parts.order))]
+    return f"has the reference's {len(order)} parts along axis {parts.axis} in the order {order}"
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

@@ -7,7 +7,8 @@ is known whether an input is read there on a way that no value of both programs 
 factor or a summand in one program, and what the other selects by, so that no gradient arrives there.
 
 Why they are told and do not count (2026-11): every port of an autoencoder was "different", with nothing to mend. Where
-anything else differs, they count, as do those of all that is computed from the inputs.
+anything else differs, they count, but for those of what the module does not read, as do those of all that is computed
+from the inputs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from gradscope.naming import ACTIVATION, INPUT, INPUT_GRAD, key_of, split_key
 #: Why a gradient does not count that arrives in both programs.
 OF_LOSS: Final = "the loss reads it, of which a capture from PyTorch has no gradient, and all else agrees"
 
+#: Likewise, of what the module does not read, whatever else differs.
+UNREAD: Final = "the loss alone reads it, of which a capture from PyTorch has no gradient"
+
 #: Why a gradient does not count that arrives in one of the programs.
 OF_MASK: Final = "a mask of zeros and ones that one of the programs selects by, and all else agrees"
 
@@ -36,7 +40,7 @@ _LOSS, _MODULE = "", "module"
 
 
 def incomparable_input_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> dict[Match, str]:
-    """Returns the pairs of gradients of inputs that alone differ and need not agree, with the reason.
+    """Returns the pairs of gradients of inputs that differ and need not agree, with the reason.
 
     Args:
         dumps: The dumps.
@@ -44,11 +48,11 @@ def incomparable_input_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[s
         rows: The rows of the pairs, by the reference's keys.
     """
     differing = [match for match in pairing.matched if rows[match.ref].status == "different"]
-    if not differing or any(split_key(match.ref)[0] != INPUT_GRAD for match in differing):
-        return {}
-    if not losses_of_both_agree(dumps, pairing.matched, rows):
-        return {}
-    return _explained(dumps, pairing, rows, differing)
+    gradients = [match for match in differing if split_key(match.ref)[0] == INPUT_GRAD]
+    found = _explained(dumps, pairing, rows, gradients)
+    if found and len(gradients) == len(differing) and losses_of_both_agree(dumps, pairing.matched, rows):
+        return found
+    return {match: why for match, why in found.items() if why == UNREAD}
 
 
 def in_need_of_no_tolerance(
@@ -91,7 +95,7 @@ def _why(dumps: Dumps, match: Match, read: _Read) -> str:
     if not absent:
         return "" if names.isdisjoint(read.by_loss) else OF_LOSS
     if absent == {False} and not names.isdisjoint(read.by_loss) and names.isdisjoint(read.by_module):
-        return OF_LOSS
+        return UNREAD
     return OF_MASK if all(map(_is_mask, *zip(*sides, strict=True))) else ""
 
 

@@ -166,7 +166,10 @@ def _proven(pair: _Pair, *, examples: int, gradients: tuple[Array, Array] | None
         examples: The number of examples of the batch.
         gradients: The gradients of both, which tell examples of one value apart; None where there are none.
     """
-    for axis in (axis for axis, size in enumerate(pair.ref.shape) if _divides(examples, size)):
+    shape = pair.ref.shape
+    # The halves of two examples' channels may be exchanged, which is no order of the examples.
+    axes = [0] if shape[:1] == (examples,) else [axis for axis, size in enumerate(shape) if _divides(examples, size)]
+    for axis in axes:
         order = order_of_examples(pair.ref, pair.cand, axis, examples) or order_of_examples(
             pair.ref, pair.cand, axis, examples, equal=True, among_equal=gradients
         )

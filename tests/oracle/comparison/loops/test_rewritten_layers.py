@@ -201,3 +201,23 @@ def test_a_mask_that_a_program_has_in_reverse_is_said_to_be() -> None:
     found = gs.compare(program(backwards=False), program(backwards=True))
     row = next(each for each in found.rows if (each.family, each.name) == ("activation", "mask"))
     assert row.likely == "is the reference's in reverse along axis 0"
+
+
+@pytest.mark.parametrize("examples", [2, 5])
+def test_parts_that_a_program_joins_in_another_order_are_said_to_be(examples: int) -> None:
+    """Of two examples and two parts, too, whose order is not that of the examples."""
+
+    def program(*, exchanged: bool) -> gs.Dump:
+        def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
+            with jax.named_scope("waves"):
+                angles = jnp.outer(batch["t"], jnp.arange(1.0, 4.0))
+                waves = (jnp.sin(angles), jnp.cos(angles))
+                waves = jnp.concatenate(waves[::-1] if exchanged else waves, 1)
+            with jax.named_scope("head"):
+                return jnp.square(waves @ variables["head"]).mean()
+
+        return gs.capture(loss, {"head": np.ones((6, 2), np.float32)}, {"t": np.arange(examples, dtype=np.float32) / 3})
+
+    found = gs.compare(program(exchanged=False), program(exchanged=True))
+    assert "it has the reference's 2 parts along axis 1 in the order [1, 0]" in found.sentence, found.sentence
+    assert "examples" not in found.sentence, found.sentence

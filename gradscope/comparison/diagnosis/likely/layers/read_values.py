@@ -15,6 +15,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.step_kinds import recognised
+from gradscope.comparison.layout.spreading import spread_shapes
 
 #: The most elements of a value of which functions are tried, and the most values that are joined.
 _MOST_ARGUMENTS: Final = 1 << 18
@@ -66,14 +67,17 @@ def _each_first(reads: Sequence[ReadValue]) -> Iterator[list[ReadValue]]:
 
 
 def _added(pairs: Mapping[str, tuple[Array, Array]]) -> Iterator[ReadValue]:
-    """Yields each value, and the sums of several that have one shape, or are the same for all examples of it."""
+    """Yields each value, and the sums of several that have one shape, or are the same for all examples or positions."""
     for count in range(1, (len(pairs) if len(pairs) <= _MOST_JOINED else 1) + 1):
         for names in itertools.combinations(pairs, count):
-            shapes = {pairs[name][0].shape for name in names}
-            most = max(shapes, key=len)
-            if all(shape in (most, most[1:]) for shape in shapes):
-                words = "reads " + " + ".join(f"`{name}`" for name in names)
-                own, other = (sum(pairs[name][at] for name in names) for at in (0, 1))
+            most = max((pairs[name][0].shape for name in names), key=len)
+            ways = [spread_shapes(pairs[name][0].shape, most) for name in names]
+            words = "reads " + " + ".join(f"`{name}`" for name in names)
+            for shapes in itertools.product(*ways):
+                terms = [
+                    [each.reshape(shape) for each in pairs[name]] for name, shape in zip(names, shapes, strict=True)
+                ]
+                own, other = (sum(values) for values in zip(*terms, strict=True))
                 yield ReadValue(words, np.asarray(own), np.asarray(other))
 
 

@@ -29,7 +29,7 @@ _CLEARLY: Final = 3
 
 #: The largest number of elements of a value that is looked at, and the most groups of channels.
 _MOST_ELEMENTS: Final = 1 << 18
-_MOST_GROUPS: Final = 64
+MOST_GROUPS: Final = 64
 
 #: At how many places along each axis but that of the channels a norm is tried first, and the relative error up to which
 #: it may make them.
@@ -278,7 +278,7 @@ def _norms(reads: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
         for channel in dict.fromkeys((len(shape) - 1, 1)):
             fitting = [at for at in vectors if reads[at].size == shape[channel]]
             space = tuple(axis for axis in range(len(shape)) if axis != channel)
-            divisors = [each for each in range(1, min(shape[channel], _MOST_GROUPS) + 1) if shape[channel] % each == 0]
+            divisors = [each for each in range(1, min(shape[channel], MOST_GROUPS) + 1) if shape[channel] % each == 0]
             whole = [(0, (channel,), False), (0, space, False)]
             grouped = [(each, (2,), False) for each in divisors] if len(shape) > 2 and fitting else []
             # Groups of one channel, or of all of them, are the same either way.

@@ -16,7 +16,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.norms.named_sums import AGREE, of_other_terms, summed
-from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
+from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import MOST_GROUPS, is_norm, norm_difference
 from gradscope.comparison.diagnosis.likely.layers.norms.terms_before import Term, TermsBefore
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -186,13 +186,17 @@ class _Norm(NamedTuple):
     Attributes:
         scale: By what it multiplies each channel, in a shape that spreads; 1 without a scale.
         bias: What it adds; 0 without a bias.
+        channel: The axis of the channels.
         axes: The axes of a group.
+        groups: The number of groups of channels, of which each group has the positions, too; 0 where the axes say all.
         centred: Whether the mean is subtracted.
     """
 
     scale: Array | float
     bias: Array | float
+    channel: int
     axes: tuple[int, ...]
+    groups: int
     centred: bool
 
     def multiples(self, terms: Sequence[Array], value: Array) -> list[float] | None:
@@ -202,13 +206,15 @@ class _Norm(NamedTuple):
             terms: Terms in the shape of the value, those first that are the likeliest.
             value: What the norm makes.
         """
-        made = self._groups(value - self.bias)
+        made = _few(self._grouped(value - self.bias))
         size = np.linalg.norm(made, axis=1)
         if not size.all():
             return None
+        scale = _few(self._grouped(np.broadcast_to(self.scale, value.shape)))
         columns: list[Array] = []
         for term in terms[: made.shape[1] // _FEWEST]:
-            columns.append(self._groups(self.scale * (term - term.mean(self.axes, keepdims=True) * self.centred)))
+            read = self._grouped(term)
+            columns.append(scale * _few(read - read.mean(1, keepdims=True) * self.centred))
             if not (np.isfinite(made).all() and np.isfinite(columns[-1]).all()):  # the largest numbers overflow
                 return None
             found = [_least(np.stack(group, -1), own) for *group, own in zip(*columns, made, strict=True)]
@@ -216,23 +222,32 @@ class _Norm(NamedTuple):
                 return _common([numbers for numbers, _ in found])
         return None
 
-    def _groups(self, value: Array) -> Array:
-        """Returns some elements of some groups of a value, `[groups, elements]`."""
+    def _grouped(self, value: Array) -> Array:
+        """Returns the groups of a value, `[groups, elements]`."""
+        if self.groups:
+            return np.moveaxis(value, self.channel, 1).reshape(len(value) * self.groups, -1)
         rest = [axis for axis in range(value.ndim) if axis not in self.axes]
-        every = value.transpose(*rest, *self.axes).reshape(math.prod(value.shape[axis] for axis in rest), -1)
-        steps = (-(-size // most) for size, most in zip(every.shape, (_GROUPS, _ELEMENTS), strict=True))
-        return every[tuple(slice(None, None, step) for step in steps)]
+        return value.transpose(*rest, *self.axes).reshape(math.prod(value.shape[axis] for axis in rest), -1)
+
+
+def _few(groups: Array) -> Array:
+    """Returns some elements of some groups."""
+    steps = (-(-size // most) for size, most in zip(groups.shape, (_GROUPS, _ELEMENTS), strict=True))
+    return groups[tuple(slice(None, None, step) for step in steps)]
 
 
 def _norms(vectors: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
-    """Yields the norms of values of a shape that have some parameters: those of examples, and of batches."""
+    """Yields the norms of values of a shape that have some parameters: those of examples, of batches, and of groups."""
     for channel in dict.fromkeys((len(shape) - 1, 1)):
         along = [-1 if axis == channel else 1 for axis in range(len(shape))]
         fitting = [each.reshape(along) for each in vectors if each.size == shape[channel]]
         space = tuple(axis for axis in range(len(shape)) if axis != channel)
         pairs = [(one, other) for one, other in itertools.permutations((*fitting, None), 2) if one is not None]
-        for (scale, bias), axes, centred in itertools.product(pairs, ((channel,), space), (True, False)):
-            yield _Norm(scale, 0.0 if bias is None else bias, axes, centred)
+        counts = range(1, min(shape[channel], MOST_GROUPS) + 1) if len(shape) > 2 else ()
+        groups = [((), count, True) for count in counts if shape[channel] % count == 0]
+        whole = [(axes, 0, centred) for axes, centred in itertools.product(((channel,), space), (True, False))]
+        for (scale, bias), (axes, count, centred) in itertools.product(pairs, (*whole, *groups)):
+            yield _Norm(scale, 0.0 if bias is None else bias, channel, axes, count, centred)
 
 
 def _least(columns: Array, value: Array) -> tuple[Array, float]:

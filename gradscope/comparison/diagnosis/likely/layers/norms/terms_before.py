@@ -7,6 +7,7 @@ one of the programs has alone, is between. Only where these make up nothing, the
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator
 from typing import Final
 
@@ -16,6 +17,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.layout.layouts import Shape, usually_arranged
+from gradscope.comparison.layout.spreading import spread_shapes
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
@@ -67,8 +69,9 @@ class TermsBefore:
         yield [*itertools.islice(ways, _MOST_STATED)]
         index = self._source.entry(owner).site.index
         near = (name for name, each in self._entries.items() if each.family != ACTIVATION or each.site.index < index)
-        fitting = self._ordered({name for name in near if _spreads(self._entries[name].shape, shape)})
-        yield [(each, np.broadcast_to(tensor, shape)) for each, tensor in itertools.islice(fitting, _MOST_NEAR)]
+        fitting = self._ordered({name for name in near if spread_shapes(self._entries[name].shape, shape)})
+        spread = ((each, way) for each, tensor in fitting for way in _spread(tensor, shape))
+        yield [*itertools.islice(spread, _MOST_NEAR)]
 
     def _ordered(self, keys: Collection[str]) -> Iterator[Term]:
         """Yields values, those that are computed last first, and then parameters."""
@@ -79,14 +82,9 @@ class TermsBefore:
 
 
 def _in_shape(tensor: Array, shape: Shape) -> list[Array]:
-    """Returns a value in a shape in each usual way; none where it is none of as many elements, or of one example."""
-    return (
-        [np.broadcast_to(tensor, shape)]
-        if _spreads(tensor.shape, shape) and tensor.shape != shape
-        else (usually_arranged(tensor, shape))
-    )
+    """Returns a value in a shape in each usual way; none where it is none of as many elements, and does not spread."""
+    return usually_arranged(tensor, shape) if tensor.size == math.prod(shape) else _spread(tensor, shape)
 
 
-def _spreads(own: Shape, shape: Shape) -> bool:
-    """Returns whether a value has a shape, or is the same for all examples of one that has it."""
-    return own in (shape, shape[1:], (1, *shape[1:]))
+def _spread(tensor: Array, shape: Shape) -> list[Array]:
+    return [np.broadcast_to(tensor.reshape(each), shape) for each in spread_shapes(tensor.shape, shape)]

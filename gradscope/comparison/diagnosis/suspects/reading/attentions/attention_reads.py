@@ -4,7 +4,7 @@ Where an attention has no entry, the dense layer behind it, or the convolution w
 of the values that it is computed from, any may be the query, the key and the value, of any number of heads, scaled,
 masked, rotated by positions and with a position bias in the usual ways; keys may have fewer heads than queries. The
 attention of each program has to make the output of the layer; then what differs between them is told. Where one of them
-makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`).
+makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`), or with any scale.
 
 Products of a kernel that only one of the programs has an entry for are those of the other, too, where what they are
 made of agrees, and so is what only arranges a value that agrees, as a position bias. Where that program has the whole
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -27,16 +27,15 @@ from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
     Attention,
-    Values,
     usual_attentions,
     usual_scales,
 )
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts import (
     AttentionParts,
-    Positions,
     attention_parts,
 )
-from gradscope.comparison.diagnosis.suspects.reading.attentions.masks import Scored, masks_of
+from gradscope.comparison.diagnosis.suspects.reading.attentions.masks import masks_of
+from gradscope.comparison.diagnosis.suspects.reading.attentions.reading_layers import ReadingLayer, dense_of
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -44,21 +43,8 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import Sources, sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
 
-#: The relative error up to which an output is made of an attention.
-_FITS: Final = 1e-4
-
 #: The largest relative error of what a product is made of, where that agrees.
 _AGREE: Final = 1e-3
-
-#: The most examples, and elements of one of them and of its scores, of which attentions are computed.
-_MOST_EXAMPLES: Final = 2
-_MOST_ELEMENTS: Final = 1 << 17
-_MOST_SCORES: Final = 1 << 21
-
-#: Of how many positions of one example, and of how many features, an attention has to make the output before it is
-#: computed of all.
-_FEW: Final = 4
-_FEW_FEATURES: Final = 32
 
 
 def attention_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
@@ -86,7 +72,7 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
     if layer is None or output is None or output.own.ndim not in (3, 4) or not output.own.size:
         return ""
     params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
-    dense = _dense(params) if len(params) == len(layer.params) else None
+    dense = dense_of(params) if len(params) == len(layer.params) else None
     if dense is None:
         return ""
     made = _MadeOfAgreeing(source, pairs)
@@ -96,7 +82,7 @@ def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
         return ""
     masks = masks_of(*parts.scores, _given(source, parts.scores))
     sides = [
-        _Layer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
+        ReadingLayer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
         for side in (0, 1)
     ]
     usual = list(usual_attentions(parts.features, parts.orders, masks, parts.biases[0], is_packed=parts.is_packed))
@@ -141,63 +127,8 @@ def _given(source: DumpSource, scores: tuple[int, int, int]) -> dict[str, Array]
     return {key: source.array(key) for key in keys if source.has_tensor(key) and source.entry(key).shape == shape}
 
 
-class _Dense(NamedTuple):
-    """A `_Dense` has the parameters of a layer that makes each position of its output of that of what it reads."""
-
-    positions: Positions
-    bias: Array | float
-
-
-def _dense(params: Sequence[Recovered]) -> tuple[_Dense, _Dense] | None:
-    """Returns the parameters of a layer in both programs; None for another layer."""
-    kernels, biases = [each for each in params if each.own.ndim > 1], [each for each in params if each.own.ndim == 1]
-    if len(kernels) != 1 or len(biases) > 1:
-        return None
-    own, other = map(Positions.of_kernel, kernels[0])
-    bias = biases[0] if biases else (0.0, 0.0)
-    return None if own is None or other is None else (_Dense(own, bias[0]), _Dense(other, bias[1]))
-
-
-class _Layer(NamedTuple):
-    """A `_Layer` has what an attention may be of, and the layer that reads it."""
-
-    values: Values
-    biases: Scored
-    masks: Scored
-    dense: _Dense
-    output: Array
-
-    def fitting(self, tried: Iterable[Attention]) -> Iterator[Attention]:
-        """Yields those of some attentions that make the output."""
-        _, count, features = self.dense.positions.of(self.output).shape
-        if np.size(self.dense.bias) not in (1, features):
-            return
-        scores = count * max(each.shape[1] for each in self.values)
-        if max(each[0].size for each in self.values) > _MOST_ELEMENTS or scores > _MOST_SCORES:
-            return
-        few = np.unique(np.linspace(0, count - 1, _FEW).astype(np.intp))
-        for attention in tried:
-            if attention.heads * scores > _MOST_SCORES:
-                continue
-            if self._makes(attention, few) and self._makes(attention, None):
-                yield attention
-
-    def _makes(self, attention: Attention, queries: Array | None) -> bool:
-        """Returns whether an attention makes the output, or a part of it at some positions."""
-        some = slice(_MOST_EXAMPLES if queries is None else 1)
-        read = attention.of([each[some] for each in self.values], self.masks, self.biases, queries)
-        if read is None:
-            return False
-        made, features = self.dense.positions.of(self.output)[some] - self.dense.bias, slice(None)
-        if queries is not None:
-            made, features = made[:, queries, :_FEW_FEATURES], slice(_FEW_FEATURES)
-        matrix, shape = self.dense.positions.matrix, (read.shape[-1], self.dense.positions.of(self.output).shape[-1])
-        turned = (each[:, features] for each in (matrix, matrix.T) if each.shape == shape)
-        return any(np.linalg.norm(read @ each - made) <= _FITS * np.linalg.norm(made) for each in turned)
-
-
 def _attentions_of(
-    parts: AttentionParts, ref: _Layer, cand: _Layer, usual: Sequence[Attention]
+    parts: AttentionParts, ref: ReadingLayer, cand: ReadingLayer, usual: Sequence[Attention]
 ) -> tuple[Attention, Attention] | None:
     """Returns the attentions of two layers; None where one is not known, or they are the same.
 
@@ -214,6 +145,10 @@ def _attentions_of(
         own = _nearest(ref, its, (*_scaled(its, parts), *_beside(usual, its, **kinds)))
     else:
         its = None
+    if own is not None and its is None:
+        its = cand.scaled(own)
+    elif its is not None and own is None:
+        own = ref.scaled(its)
     return None if own is None or its is None else (own, its)
 
 
@@ -227,7 +162,7 @@ def _scaled(known: Attention, parts: AttentionParts) -> Iterator[Attention]:
     yield from (known._replace(scale=scale) for scale in scales)
 
 
-def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Attention | None:
+def _nearest(layer: ReadingLayer, known: Attention, tried: Iterable[Attention]) -> Attention | None:
     """Returns the nearest attention that makes a layer's output; None where it is the known one, or two are as near.
 
     Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.

@@ -263,3 +263,53 @@ def test_a_block_that_is_moved_before_a_norm_is_not_put_at_the_block_before_it()
     found = gs.compare(reference, _blocks(of_port=True, moved=True))
     first = "Forward first differs at `Conv_0`, only in the candidate, and next at `norm` ("
     assert found.sentence.startswith(first), found.sentence
+
+
+_IMAGES = {
+    "conv": drawn(7, 3, 8),
+    "time": drawn(8, 5, 8),
+    "scale": 1 + drawn(9, 8) / 4,
+    "bias": drawn(10, 8),
+    "head": drawn(11, 8, 2),
+}
+
+
+@cache
+def _timed(*, of_port: bool, epsilon: float = 1e-5, groups: int = 4, timed: float = 1.0) -> Dump:
+    """A norm of groups of channels of an image, to which the embedding of a time has been added at each position."""
+    conv, time, norm, head = map(jax.named_scope, ("a", "b", "c", "d") if of_port else ("conv", "time", "norm", "head"))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with conv:
+            x = batch["x"] @ weights["conv"]
+        with time:
+            t = batch["t"] @ weights["time"]
+        x = x + t[:, None, None] * timed
+        with norm:
+            apart = x.reshape(*x.shape[:3], groups, -1)
+            apart = apart - apart.mean((1, 2, 4), keepdims=True)
+            apart = apart / jnp.sqrt(jnp.square(apart).mean((1, 2, 4), keepdims=True) + epsilon)
+            x = apart.reshape(x.shape) * weights["scale"][None, None, None] + weights["bias"][None, None, None]
+        with head:
+            x = x @ weights["head"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, _IMAGES, {"x": drawn(12, 3, 4, 6, 3), "t": drawn(13, 3, 5)}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"epsilon": 0.03}, "it adds 3.0e-2 to the variance, and the reference 1.0e-5"),
+        ({"groups": 2}, "it normalises over 2 groups of channels of each example, and the reference over 4 groups"),
+        ({"timed": 0.0}, "it reads `conv`, and the reference `conv` + `time`"),
+    ],
+)
+def test_what_norms_of_groups_differ_in_that_read_a_vector_at_each_position_is_told(
+    fault: dict[str, Any], words: str
+) -> None:
+    reference = _timed(of_port=False)
+    assert gs.compare(reference, _timed(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _timed(of_port=True, **fault))
+    assert found.sentence.startswith("Forward first differs at `norm` ("), found.sentence
+    assert words in found.sentence, found.sentence

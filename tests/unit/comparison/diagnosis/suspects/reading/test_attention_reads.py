@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradscope as gs
-from gradscope.comparison.diagnosis.suspects.reading.attentions import attention_reads
+from gradscope.comparison.diagnosis.suspects.reading.attentions import reading_layers
 from tests.support.data import drawn
 from tests.support.sampled import sampled
 
@@ -44,6 +44,7 @@ def captured(fault: str = "", *, packed: bool = False, scope: str = "") -> gs.Du
         if fault == "exchanged":
             k, v = v, k
         scale = math.sqrt(FEATURES / heads) ** {"scale": 0, "times": 1}.get(fault, -1)
+        scale *= {"warm": 0.4, "cold": 3.7}.get(fault, 1.0)
         mask = batch["mask"] == (0 if fault == "mask" else 1)
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
         if fault == "behind":
@@ -85,6 +86,17 @@ def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other:
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
 
 
+@pytest.mark.parametrize(("fault", "scale"), [("warm", "0.23"), ("cold", "2.1")])
+def test_scores_may_be_multiplied_by_any_number(fault: str, scale: str) -> None:
+    for pair, numbers in (
+        ((captured(), captured(fault)), ("0.58", scale)),
+        ((captured(fault), captured()), (scale, "0.58")),
+    ):
+        own, other = (f"scores times {each}" for each in numbers)
+        found = gs.compare(*pair).sentence
+        assert f", which reads an attention with {own}, and in the candidate with {other}." in found, found
+
+
 def test_a_step_that_one_program_alone_has_an_entry_for_may_be_between() -> None:
     found = gs.compare(captured(scope="weights"), captured("mask", scope="read"))
     told = "`mask` as the mask, and in the candidate with the inverse of `mask` as the mask."
@@ -109,13 +121,13 @@ def test_few_attentions_are_computed_of_all_positions(monkeypatch: pytest.Monkey
     """Most of what an attention may be is refuted by a few positions and features."""
     ref, cand = captured(), captured("added")
     whole: list[Any] = []
-    makes = attention_reads._Layer._makes
+    makes = reading_layers.ReadingLayer._makes
 
     def counted(layer: Any, attention: Any, queries: Any) -> bool:
         whole.extend([attention] if queries is None else [])
         return makes(layer, attention, queries)
 
-    monkeypatch.setattr(attention_reads._Layer, "_makes", counted)
+    monkeypatch.setattr(reading_layers.ReadingLayer, "_makes", counted)
     found = gs.compare(ref, cand)
     assert found.verdict == "different"
     assert "attention with" not in found.sentence
