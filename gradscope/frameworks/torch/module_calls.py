@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +116,7 @@ class ModuleCalls:
         self._composites: set[str | None] = set()
         self._users: dict[str, ModuleCall] = {}
         self._clock = 0
+        self._indices: dict[str, int] = {}
 
     @contextmanager
     def recording(self) -> Generator[None]:
@@ -138,7 +139,7 @@ class ModuleCalls:
         """Writes the outputs of the module itself that none of its modules has made, under the name of its class."""
         fresh = [(path, tensor) for path, tensor in tensors_in(output) if self._values.known(tensor) is None]
         call = self._call(type(self._module).__name__, (), ())
-        self._write_outputs(call, fresh)
+        self._write_outputs(call, fresh, place_of=self._end_of_sources)
         self._add_params_inside("", call)
         if call.outputs:
             self._calls.append(call)
@@ -201,14 +202,22 @@ class ModuleCalls:
             named_inputs=[value for value in inputs if value.names and value.family != naming.PARAM],
         )  # fmt: skip
 
-    def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
+    def _write_outputs(
+        self,
+        call: ModuleCall,
+        found: list[tuple[tuple[str, ...], Tensor]],
+        place_of: Callable[[Tensor], int | None] = lambda _: None,
+    ) -> None:
         for number, (_, tensor) in enumerate(found):
             name = _output_name(call.path, number, len(found))
             if is_transformed(tensor):
                 self._values.add_hidden(name)
                 continue
-            site = SiteFacts(index=self._tick(), source=call.source, primitive=_primitive(tensor), layer=call.path)
+            now, then = self._tick(), place_of(tensor)
+            index = now if then is None else then
+            site = SiteFacts(index=index, source=call.source, primitive=_primitive(tensor), layer=call.path)
             value = self._values.add(naming.ACTIVATION, name, tensor, site)
+            self._indices[naming.key_of(naming.ACTIVATION, name)] = index
             call.outputs.append(value)
             call.output_names.append(name)
             if value.name == name:
@@ -216,6 +225,14 @@ class ModuleCalls:
         # What it reads without gradients, it reads all the same; what its parts read, they state.
         if call.sources and call.path not in self._composites:
             call.sources.update(call.read)
+
+    def _end_of_sources(self, tensor: Tensor) -> int | None:
+        """Returns the execution index of the last value that a tensor is computed from; None where none is known.
+
+        The module itself may compute what it returns long before it does, as the moments of a code that it decodes.
+        """
+        sources = _named_sources(tensor, self._values, self._parameters)
+        return max((self._indices[key] for key in sources if key in self._indices), default=None)
 
     def _tick(self) -> int:
         self._clock += 1

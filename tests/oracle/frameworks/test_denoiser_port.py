@@ -92,3 +92,21 @@ def test_a_fault_beside_them_is_told(fault: str, first: str) -> None:
     found = gs.compare(_captured()[0], _port(fault))
     assert found.verdict == "different"
     assert first in found.sentence, found.sentence
+
+
+class _Coder(nn.Module):
+    """A code, which the module returns as it scales it, and what is decoded of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, 3), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.encoder(x) * 2
+        return code, self.decoder(torch.tanh(code))
+
+
+def test_what_a_module_makes_between_its_parts_is_placed_between_them() -> None:
+    dump = capture(_Coder(), lambda y: y[0].square().mean() + y[1].square().mean(), torch.from_numpy(BATCH["x"]))
+    places = {each.name: each.site.index for each in dump.manifest.entries if each.family == "activation"}
+    assert places["encoder"] <= places["_Coder"] < places["decoder"]
