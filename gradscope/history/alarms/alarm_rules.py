@@ -153,10 +153,12 @@ RULES: Final = (
     AlarmRule(
         name="dying",
         sentence="More and more units of a layer get no gradient.",
-        formula="share of exact zeros in a parameter's gradient, which is that of its dead units: above 1/2 at 3 "
-        "recorded steps in a row, below 1/4 before, and never down by 1/4 from what it was; not where of the gradients "
-        "of the last layer's outputs fewer than 1/8 of the most before are not zero, or loss and gradients are 0, as "
-        "of margins that are kept, nor of one number to whose layer the gradients add up to 0",
+        formula="share of exact zeros in a parameter's gradient, which is that of its dead units and of inputs that "
+        "are zero: fewer than half as many elements that are not zero as the most before at 3 recorded steps in a row, "
+        "less than 1/4 before, and never down by 1/4 from what it was; of a kernel where that is so of the bias "
+        "beside it, too; not where of the gradients of the last layer's outputs fewer than 1/8 of the most before are "
+        "not zero, or all gradients together are below 1e-5 of those of the first recorded step, or loss and gradients "
+        "are 0, as of margins that are kept, nor of one number to whose layer the gradients add up to 0",
         families=(naming.PARAM_GRAD,),
         remedy="Lower the learning rate, or warm it up: a large step makes biases so negative that a ReLU is zero "
         "for all inputs. Use a function that passes a gradient below zero.",

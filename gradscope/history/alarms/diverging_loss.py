@@ -36,6 +36,9 @@ _ROSE: Final = 2.0
 _HIGH: Final = 8
 _USUAL: Final = 0.8
 _LEAST: Final = 0.72
+#: A loss of so many times the largest magnitude of so many at first, below zero, has no lower bound.
+_DEEP: Final = 1000.0
+_IN_FRONT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +230,20 @@ class Divergence:
         update = next(each for each in self.updates if each.share >= _SHARE)  # the first, which came before the growth
         lost = math.isfinite(loss) and not math.isfinite(numbers.get("grad_norm", 0.0))
         gradient = ", whose gradient is not finite" if lost else ""
-        verb = "grew" if loss > usual else "went"
+        verb, cause = "grew" if loss > usual else "went", self._cause(rate)
+        if not self.climbs and self._has_no_end():
+            gradient = f" by way of {min(self.losses):.4g}"
+            cause = "a term of the loss has no lower bound; look at its sign"
         why = (
             f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss {verb} from "
-            f"{usual:.4g} to {loss:.4g}{gradient}: {self._cause(rate)}"
+            f"{usual:.4g} to {loss:.4g}{gradient}: {cause}"
         )
         value, limit = loss if math.isfinite(loss) else None, usual + (_GROWTH - 1) * self._scale(usual)
         return Alarm(step=number, rule=DIVERGING, why=why, value=value, limit=limit)
+
+    def _has_no_end(self) -> bool:
+        """Returns whether the loss fell as far below zero as nothing falls that has a lower bound."""
+        return min(self.losses) < -_DEEP * max(map(abs, [self.first or 0.0, *[*self.losses][:_IN_FRONT]]))
 
     def _cause(self, rate: float | None) -> str:
         if self.climbs:

@@ -386,7 +386,9 @@ def test_units_that_come_alive_together_were_not_dead() -> None:
         ([0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0], False),
         # Units of a perceptron, of which few come back; a layer behind that begins at zero.
         ([0.09, 0.31, 0.5, 0.53, 0.41, 0.56, 0.57, 0.6], True),
-        ([1.0, 0.1, 0.2, 0.3, 0.55, 0.6, 0.6], True),
+        ([1.0, 0.1, 0.2, 0.3, 0.56, 0.6, 0.6], True),
+        # A kernel of which a fifth of the inputs, dark pixels, are zero for all examples, and two fifths of the units.
+        ([0.19, 0.29, 0.42, 0.45, 0.49, 0.51, 0.52, 0.52, 0.53], False),
     ],
 )
 def test_a_gradient_that_is_zero_where_examples_are_missing_is_not_that_of_dead_units(
@@ -398,6 +400,30 @@ def test_a_gradient_that_is_zero_where_examples_are_missing_is_not_that_of_dead_
         found += watch.recorded(EVERY * step, stats, {})
         watch = again(watch, {"param_grad/second": SIZE}, EVERY * step)
     assert [alarm.rule for alarm in found] == ["dying"] * dies
+
+
+@pytest.mark.parametrize(("dead", "keys"), [(2, []), (6, ["param_grad/second/kernel"])])
+def test_the_bias_of_a_layer_says_how_many_of_its_units_are_dead(dead: int, keys: list[str]) -> None:
+    sizes = {"param_grad/second/bias": 8, "param_grad/second/kernel": 80}
+    watch, found = AlarmWatch(sizes), []
+    for step in range(8):
+        zeros = dict(zip(sizes, (dead, 44 + 6 * dead), strict=True)) if step > 2 else dict.fromkeys(sizes, 0)
+        found += watch.recorded(EVERY * step, {key: {"l2": 0.3, "zeros": each} for key, each in zeros.items()}, {})
+    assert [alarm.key for alarm in found] == keys
+
+
+@pytest.mark.parametrize(("level", "rules"), [(1e-7, []), (1e-3, ["dying"])])
+def test_gradients_that_round_to_zero_behind_a_perfect_fit_are_not_those_of_dead_units(
+    level: float, rules: list[str]
+) -> None:
+    sizes = {"param_grad/head/bias": 10, "param_grad/first/bias": 10}
+    watch, found = AlarmWatch(sizes), []
+    for step in range(8):
+        zeros, l2 = (7, level) if step > 2 else (0, 1.0)
+        stats: Stats = {key: {"l2": l2, "zeros": zeros if "head" in key else 0} for key in sizes}
+        found += watch.recorded(EVERY * step, stats, {})
+        watch = again(watch, sizes, EVERY * step)
+    assert [alarm.rule for alarm in found] == rules
 
 
 def test_where_parameters_are_not_finite_nothing_else_is_an_alarm() -> None:
@@ -556,6 +582,24 @@ def test_a_loss_that_grows_is_not_due_to_updates_that_are_small_or_soon_over() -
     assert diverging([1.0, 2000.0, 1.0], 2.0) == [1]
     assert (diverging([1.0, float("nan")], 20.0), diverging([1.0, float("nan")], 2.0)) == ([1], [])
     assert (diverging([1.0, 20.0, float("nan")], 0.4), diverging([1.0, 20.0, float("nan")], 0.2)) == ([2], [])
+
+
+NO_END = " by way of -9e+05: a term of the loss has no lower bound; look at its sign"
+
+
+@pytest.mark.parametrize(
+    ("falls", "words"),
+    [
+        ([-2.3, -2.5, -3.0, -7.5, -197.0, -9e5], NO_END),
+        ([2.3, 1.5, 0.4, -0.9, -1.2, -1.3], ": the learning rate is too large"),
+    ],
+)
+def test_a_loss_that_falls_without_end_has_no_lower_bound(falls: list[float], words: str) -> None:
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step, loss in enumerate([*falls, float("nan")]):
+        found += watch.step(step, {"loss": loss, "grad_norm": abs(loss), "update_norm": 20.0, "param_norm": 1.0})
+    why = next(each.why for each in found if each.rule == "diverging")
+    assert why.endswith(f" to nan{words}")
 
 
 def test_a_loss_that_rises_and_stays_high_after_large_updates_is_a_rate_that_is_too_large() -> None:

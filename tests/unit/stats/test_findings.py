@@ -440,6 +440,19 @@ def test_dead_units_and_the_reason_of_their_zero_gradient_name_one_rectifier_or_
     assert replace(only, tensors=3).statement == f"{only.statement}; 2 more tensors are affected"
 
 
+def test_the_rectifier_of_a_layer_behind_dead_units_is_not_that_which_lets_nothing_of_them_pass() -> None:
+    values, none = -1 - np.arange(96.0).reshape(24, 4), np.zeros((24, 4))
+    entries = (
+        entry("activation/conv", values, 1, primitive="add"),
+        entry("activation_grad/conv", none, 1, primitive="add"),
+        entry("activation_grad/dense", none, 2, primitive="add"),
+    )
+    why = "dead units: the output of relu at model.py:9 is constant wherever the loss depends on it"
+    causes = tuple(Cause(family="activation_grad", name=name, why=why) for name in ("conv", "dense"))
+    (only,) = find(Manifest(entries=entries, causes=causes))
+    assert only.why.endswith("4 of 4 are not positive at all 24 examples, and a rectifier lets nothing of them pass")
+
+
 def test_all_that_follows_from_a_dead_layer_is_reported_with_it() -> None:
     why = "dead units: the output of relu at model.py:1 in relu is constant wherever the loss depends on it"
     entries = (

@@ -37,7 +37,6 @@ _UNUSED: Final = "disconnected"
 #: How the reason of a zero gradient begins where a rectifier is why.
 DEAD_UNITS: Final = "dead units"
 #: How it names the rectifier.
-_ENDED: Final = re.compile(rf"{DEAD_UNITS}: the output of (.*) is constant wherever")
 _NUMBER: Final = re.compile(NUMBER)
 #: What the places are at which an absent gradient ends, and how the other reasons begin.
 _PASSES: Final = "every path to the loss passes"
@@ -102,28 +101,6 @@ def _of_all_blocks(reason: str) -> str:
     """Returns a reason without the numbers in the name of a parameter, which differ from block to block."""
     place, separator, name = reason.partition(f" {naming.PARAM}/")
     return place + separator + _NUMBER.sub("#", name)
-
-
-def end_of_gradient(evidence: RuleEvidence, value: Entry, *, is_rectified: bool) -> str:
-    """Returns at which rectifier behind a value of dead units its gradient ends; "" where that is the value's own.
-
-    Args:
-        evidence: The manifest.
-        value: The value.
-        is_rectified: Whether a rectifier made it.
-    """
-    gradient = evidence.entry(naming.ACTIVATION_GRAD, value.name)
-    cause = None if gradient is None else evidence.cause(gradient)
-    ended = None if cause is None else _ENDED.match(cause.why)
-    place = "" if ended is None else ended[1]
-    if not is_rectified:
-        return f", and {place or 'a rectifier'} lets nothing of them pass"
-    own = f" at {value.site.source}"
-    return (
-        ""
-        if place.endswith((own, f"{own} in {value.site.layer}")) or not place
-        else (f", and its gradient ends behind it, at {place}")
-    )
 
 
 def silencing_input(evidence: RuleEvidence, reason: str) -> Entry | None:

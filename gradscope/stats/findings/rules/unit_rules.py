@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -19,7 +20,7 @@ from gradscope.stats.findings.rule_evidence import (
     is_zero,
     suspect,
 )
-from gradscope.stats.findings.rules.gradient_rules import DEAD_UNITS, end_of_gradient, silencing_input
+from gradscope.stats.findings.rules.gradient_rules import DEAD_UNITS, silencing_input
 from gradscope.stats.findings.rules.harmless_zeros import SATISFIED
 
 #: The fewest examples and positions that say something about a unit.
@@ -28,6 +29,8 @@ _EXAMPLES: Final = 8
 _CHANCE: Final = 1e-4
 #: Primitives that end a rectifier; None where the primitive is unknown.
 _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
+#: The reason of a zero gradient that names the rectifier where it ends.
+_ENDED: Final = re.compile(rf"{DEAD_UNITS}: the output of (.*) is constant wherever")
 
 
 def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
@@ -47,10 +50,38 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     is_rectified = _is_rectified(evidence, worst)
     state = "zero" if is_rectified else "not positive"
     why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are {state} at all {count:,.0f} {what}"
-    why += end_of_gradient(evidence, worst, is_rectified=is_rectified)
+    why += _end_of_gradient(evidence, worst, is_rectified=is_rectified)
     if _receives_zeros(evidence, worst):
         why += ", as is all that its layer receives: look at what is before it, such as a mask"
     yield suspect("dead", worst, why, found, total=share == 1)
+
+
+def _end_of_gradient(evidence: RuleEvidence, value: Entry, *, is_rectified: bool) -> str:
+    """Returns at which rectifier behind a value of dead units its gradient ends; "" where that is the value's own.
+
+    Args:
+        evidence: The manifest.
+        value: The value.
+        is_rectified: Whether a rectifier made it.
+    """
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, value.name)
+    cause = None if gradient is None else evidence.cause(gradient)
+    why = "" if cause is None else cause.why
+    ended = _ENDED.match(why)
+    place = "" if ended is None else ended[1]
+    if not is_rectified:
+        # The reason names the rectifier nearest to the loss, of which another layer behind this one may be the cause.
+        behind = (each for each in evidence.of(naming.ACTIVATION_GRAD)
+                  if each.site.index > value.site.index and each.site.source != value.site.source)  # fmt: skip
+        if any((at := evidence.cause(each)) and at.why == why for each in behind):
+            place = ""
+        return f", and {place or 'a rectifier'} lets nothing of them pass"
+    own = f" at {value.site.source}"
+    return (
+        ""
+        if place.endswith((own, f"{own} in {value.site.layer}")) or not place
+        else (f", and its gradient ends behind it, at {place}")
+    )
 
 
 def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
